@@ -1,0 +1,29 @@
+"""ClientApp: one message in -> one visit of each hosted client -> one reply. Nothing else."""
+
+import os
+import sys
+from pathlib import Path
+
+# A simulation's workers import this module from the working directory that they inherit. That is where the local
+# SuperLink was first started, perhaps another checkout, whose code would run unnoticed: go to this one's folder.
+if Path(sys.argv[0]).name == "flwr-simulation":
+    os.chdir(Path(__file__).resolve().parent)
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedtta_flwr import client
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Answer which clients are hosted here."""
+    return client.hello(message, context)
+
+
+@app.train("visit")
+def visit(message: Message, context: Context) -> Message:
+    """Adapt the hosted clients to their next batches."""
+    return client.visit(message, context)

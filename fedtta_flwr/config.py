@@ -1,0 +1,209 @@
+"""The run config: every key with its type, unit, range, default and one-line meaning.
+
+The same keys stand in ``[tool.flwr.app.config]`` of pyproject.toml (Flower lets a run override only what stands
+there); a test keeps both equal. Flower hands the config over flat (``fedctta.temperature``): see `RunConfig.from_flat`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.options import EntropyOptions, FedCTTAOptions, NoOptions, Options, kebab
+from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
+
+SCORES = ("source", "local", "pre", "tta", "post")
+Scalar = str | int | float | bool
+
+
+class RunConfig(BaseModel):
+    """Everything that decides the result of a run; immutable once validated."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True
+    )
+
+    strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
+    adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
+    dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
+    data_dir: str = Field("", description="folder of the data set; empty where none is needed")
+    model: str = Field("resnet8", description="architecture of the source model (`fedtta list`)")
+    checkpoint: str = Field("", description="source model, .safetensors; empty = the embedded one")
+    num_clients: Annotated[int, Field(ge=1, le=100_000)] = Field(20, description="clients")
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(10, description="samples per slot")
+    severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of every corruption")
+    corruptions: str = Field(
+        "gaussian_noise,shot_noise,defocus_blur,brightness,contrast,pixelate",
+        description="in the order of their appearance, separated by commas",
+    )
+    scores: str = Field(
+        "source,local,pre,tta,post",
+        description="what is scored, separated by commas; each may cost a forward pass",
+    )
+    spatial_heterogeneity: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.2, description="SH: groups of clients that see different corruptions, divided by clients"
+    )
+    slots_per_corruption: Annotated[int, Field(ge=0)] = Field(
+        5, description="batches of each corruption that a client sees; 0 = all samples"
+    )
+    shift_length: Annotated[int, Field(ge=1)] = Field(
+        5, description="slots between two shifts of a client's corruption; TH = 1 / shift-length"
+    )
+    rounds: Annotated[int, Field(ge=0)] = Field(0, description="0 = to the end of the streams")
+    aggregate_every: Annotated[int, Field(ge=1)] = Field(
+        1, description="slots that a client adapts to between two aggregations"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of every random draw")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        "auto", description="auto, cpu, cuda or cuda:N; auto = CUDA where there is one"
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="CPU threads per client process; fixed, so that sums do not depend on it"
+    )
+    round_timeout: Annotated[float, Field(gt=0)] = Field(
+        3600.0, description="seconds after which a round goes on without those who have not replied"
+    )
+    join_timeout: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="seconds to wait at the start for all clients to be there"
+    )
+    output_dir: str = Field(
+        "", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs"
+    )
+    entropy: EntropyOptions = EntropyOptions()
+    fedctta: FedCTTAOptions = FedCTTAOptions()
+
+    @field_validator("strategy")
+    @classmethod
+    def _strategy(cls, value: str) -> str:
+        return check_name("strategy", value, STRATEGIES)
+
+    @field_validator("adapter")
+    @classmethod
+    def _adapter(cls, value: str) -> str:
+        return check_name("adapter", value, ADAPTERS)
+
+    @field_validator("corruptions")
+    @classmethod
+    def _corruptions(cls, value: str) -> str:
+        return _checked_list("corruptions", value, ("none", *CORRUPTIONS, *EXTRA_CORRUPTIONS))
+
+    @field_validator("scores")
+    @classmethod
+    def _scores(cls, value: str) -> str:
+        return _checked_list("scores", value, SCORES, may_be_empty=True)
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        groups = self.spatial_heterogeneity * self.num_clients
+        if groups < 0.5:
+            raise ConfigError(
+                f"spatial-heterogeneity = {self.spatial_heterogeneity}: less than one group; allowed "
+                f"with num-clients = {self.num_clients}: {1 / self.num_clients:g} (one group) to 1.0"
+            )
+        return self
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Scalar]) -> Self:
+        """Validate a flat mapping such as Flower's ``context.run_config``.
+
+        Parameters
+        ----------
+        flat : Mapping[str, str | int | float | bool]
+            Keys as in the run config, ``table.key`` for the tables; what is absent keeps its default.
+
+        Raises
+        ------
+        ConfigError
+            One line that names the key, the value received and what is allowed.
+        """
+        nested: dict[str, Any] = {}
+        for key, value in flat.items():
+            table, dot, rest = key.partition(".")
+            if not dot:
+                nested[key] = value
+                continue
+            entry = nested.setdefault(table, {})
+            if not isinstance(entry, dict):
+                raise ConfigError(f"{key}: unknown key; {table!r} is a value, not a table")
+            entry[rest] = value
+        try:
+            return cls.model_validate(nested)
+        except ValidationError as error:
+            raise ConfigError(_one_line(error)) from None
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """Return the flat mapping from which `from_flat` makes an equal config."""
+        flat: dict[str, Scalar] = {}
+        for key, value in self.model_dump(by_alias=True).items():
+            if isinstance(value, dict):
+                flat.update({f"{key}.{inner}": v for inner, v in value.items()})
+            else:
+                flat[key] = value
+        return flat
+
+    def fingerprint(self) -> str:
+        """Return a short hash of everything that decides the result (not where it is written)."""
+        flat = {k: v for k, v in self.to_flat().items() if k not in ("output-dir",)}
+        return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
+
+    def options(self, method: str) -> Options:
+        """Return the table of a method; an empty one if it has none."""
+        table = getattr(self, method.replace("-", "_"), None)
+        return table if isinstance(table, Options) else NoOptions()
+
+    def corruption_names(self) -> tuple[str, ...]:
+        """Return the corruptions in the order of their appearance."""
+        return tuple(self.corruptions.split(","))
+
+    def score_names(self) -> tuple[str, ...]:
+        """Return the scores to compute, in the order in which they are reported."""
+        return tuple(score for score in SCORES if score in self.scores.split(","))
+
+    def client_names(self) -> tuple[str, ...]:
+        """Return the clients' names; their sorted order is the order of the streams."""
+        width = max(2, len(str(self.num_clients - 1)))
+        return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
+
+
+def describe_keys() -> list[tuple[str, Scalar, str]]:
+    """Return (key, default, meaning) for every key of the run config."""
+    rows: list[tuple[str, Scalar, str]] = []
+    for name, field in RunConfig.model_fields.items():
+        if isinstance(field.default, Options):
+            table = type(field.default).model_fields
+            rows += [(f"{kebab(name)}.{kebab(k)}", f.default, f.description or "") for k, f in table.items()]
+        else:
+            rows.append((kebab(name), field.default, field.description or ""))
+    return rows
+
+
+def _checked_list(
+    key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False
+) -> str:
+    names = [part.strip() for part in value.split(",") if part.strip()]
+    if not names and not may_be_empty:
+        raise ConfigError(f"{key} = {value!r}: empty; allowed: one or more of {', '.join(allowed)}")
+    for i, name in enumerate(names):
+        if name not in allowed:
+            raise ConfigError(f"{key}: {name!r} is unknown; allowed: {', '.join(allowed)}")
+        if name in names[:i]:
+            raise ConfigError(f"{key}: {name!r} stands there twice; name each once")
+    return ",".join(names)
+
+
+def _one_line(error: ValidationError) -> str:
+    """Turn pydantic's report into one line on the first fault, with the number of the others."""
+    first, *others = error.errors()
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        text = f"{key}: unknown key; `fedtta list keys` prints the allowed ones"
+    else:
+        wanted = first["msg"].replace("Input should be ", "")
+        text = f"{key} = {first['input']!r}: allowed: {wanted}"
+    return text + (f" (and {len(others)} more faults)" if others else "")
+
+

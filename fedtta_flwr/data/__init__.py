@@ -1,0 +1,1 @@
+"""Corruptions, data sets and streams: who sees which samples when."""

@@ -1,0 +1,24 @@
+"""What a user can put right: one line that says what was wrong, found, allowed, and what to do."""
+
+
+class FedTTAError(Exception):
+    """Base of every error that the user, not the programmer, can put right.
+
+    Its text is one line; the command line prints it without a traceback and exits with status 2.
+    """
+
+
+class ConfigError(FedTTAError):
+    """A run-config key, value or combination is not allowed."""
+
+
+class DataError(FedTTAError):
+    """A data set, stream or file on disk is absent, damaged or of the wrong form."""
+
+
+class CheckpointError(FedTTAError):
+    """A checkpoint is absent, damaged, unsafe or made for another architecture."""
+
+
+class FederationError(FedTTAError):
+    """The federation cannot go on: clients missing, failed, or running other code."""

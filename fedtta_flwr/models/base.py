@@ -1,0 +1,55 @@
+"""The one shape that every network of this package has: normalise, embed, classify."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from fedtta_flwr.models.normalize import Normalize
+
+
+class Classifier(nn.Module, ABC):
+    """An image classifier whose penultimate features can be asked for.
+
+    A subclass sets ``head`` and implements `embed`; normalisation is always the first submodule.
+
+    Parameters
+    ----------
+    normalize : Normalize
+        The input normalisation, which also says how many channels the images have.
+
+    Attributes
+    ----------
+    normalize : Normalize
+        Maps images in [0, 1] to the network's input.
+    head : nn.Module
+        Maps features [B, D] to logits [B, K].
+    """
+
+    head: nn.Module
+
+    def __init__(self, normalize: Normalize) -> None:
+        super().__init__()
+        self.normalize = normalize
+
+    @abstractmethod
+    def embed(self, x: Tensor) -> Tensor:
+        """Map *normalised* images [B, C, H, W] to features [B, D]."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map images [B, C, H, W] in [0, 1] to penultimate features [B, D]."""
+        return self.embed(self.normalize(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [B, C, H, W] in [0, 1] to logits [B, K]."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def initialise_convolutions(model: nn.Module) -> None:
+    """Draw convolution weights as in He et al. 2015 (arXiv 1502.01852, eq. 10), fan-out, ReLU.
+
+    Batch-norm, group-norm and linear layers keep torch's own initialisation.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,173 @@
+"""Where the source model comes from: a checkpoint, the one that ships with the package, or training."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.digits import source_part, test_part
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.models import build
+from fedtta_flwr.models.base import Classifier
+from fedtta_flwr.models.checkpoints import file_hash, load, save
+from fedtta_flwr.seeding import derive_seed
+
+EMBEDDED_DATASET, EMBEDDED_MODEL, EMBEDDED_FILE = "digits", "resnet8", "digits-resnet8.safetensors"
+#: SHA-256 of the shipped file; another checkout's file of the same name is not it
+EMBEDDED_HASH = "ad60ac3dea7427b4094edf85e6aa761a319e69c17734852f75948fe43b17020f"
+EPOCHS, BATCH, LEARNING_RATE = 20, 64, 1e-3
+
+
+def load_source(config: RunConfig, classes: int) -> nn.Module:
+    """Return the source model of a run on a data set of so many classes.
+
+    Raises
+    ------
+    ConfigError
+        If no checkpoint is named and there is no embedded one for the data set and model.
+    CheckpointError
+        If the checkpoint cannot be used.
+    """
+    if config.checkpoint:
+        return load(
+            Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes
+        )
+    if (config.dataset, config.model) != (EMBEDDED_DATASET, EMBEDDED_MODEL):
+        raise ConfigError(
+            f"checkpoint is empty: allowed only with dataset = {EMBEDDED_DATASET!r} and model = "
+            f"{EMBEDDED_MODEL!r} (found {config.dataset!r}, {config.model!r}); name a .safetensors file"
+        )
+    return load(embedded_checkpoint(), architecture=config.model, classes=classes)
+
+
+def embedded_checkpoint(report: Callable[[str], None] = print) -> Path:
+    """Return the path of the embedded default's source model; train it if it is nowhere to be found.
+
+    Looked for beside this file, in the installed distribution (the copy of the package that Flower ships to a
+    simulation cannot hold it), and in the user's cache.
+    """
+    for path in _candidates():
+        if path.is_file() and file_hash(path) == EMBEDDED_HASH:
+            return path
+    cached = cache_dir() / f"digits-resnet8-{_recipe_hash()}.safetensors"
+    if not cached.is_file():
+        report(f"training the embedded source model once (under a minute): {cached}")
+        train_digits(cached, EMBEDDED_MODEL)
+    return cached
+
+
+def cache_dir() -> Path:
+    """Return the folder for what can be made again: $XDG_CACHE_HOME/fedtta, or ~/.cache/fedtta."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtta"
+
+
+def train_digits(
+    path: Path,
+    architecture: str,
+    *,
+    epochs: int = EPOCHS,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
+) -> float:
+    """Train a source model on the digits' source part and save it.
+
+    Adam with a cosine schedule from 1e-3, batches of 64, no augmentation; input normalised by the source part's own
+    mean and standard deviation.
+
+    Parameters
+    ----------
+    path : Path
+        Where the .safetensors file is written, at once and whole.
+    architecture : str
+        One of `fedtta_flwr.models.MODELS`.
+    epochs : int
+        Passes over the 1,000 source images.
+    seed : int
+        Of initialisation and batch order.
+    report : callable
+        Receives one line an epoch.
+
+    Returns
+    -------
+    float
+        Accuracy in percent on the clean test part.
+    """
+    # One thread: the weights then depend on no number of cores, and a network this small gains nothing from more.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = _train(architecture, epochs, seed, report)
+        x, y = _tensors(*test_part())
+        with torch.inference_mode():
+            correct = int((model(x).argmax(dim=1) == y).sum())
+    finally:
+        torch.set_num_threads(threads)
+    accuracy = 100 * correct / len(y)
+    about = {"architecture": architecture, "classes": "10", "trained-on": "digits"}
+    save(model, path, about | {"accuracy": f"{accuracy:.2f}"})
+    return accuracy
+
+
+def _train(architecture: str, epochs: int, seed: int, report: Callable[[str], None]) -> Classifier:
+    x, y = _tensors(*source_part())
+    mean, std = x.mean(dim=(0, 2, 3)).tolist(), x.std(dim=(0, 2, 3)).tolist()
+    generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "weights"))
+        model = build(architecture, 10, mean=mean, std=std).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    steps = epochs * -(-len(x) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for epoch in range(epochs):
+        total = 0.0
+        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
+            loss = F.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.item() * len(rows)
+        report(f"epoch {epoch + 1}/{epochs}: loss {total / len(x):.4f}")
+    return model.eval()
+
+
+def _tensors(
+    images: NDArray[np.uint8], labels: NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+    return x.contiguous(), torch.from_numpy(labels)
+
+
+def _candidates() -> list[Path]:
+    inside = Path("models") / EMBEDDED_FILE
+    found = [Path(__file__).parents[1] / inside]
+    try:
+        distribution = importlib.metadata.distribution("fedtta-flwr")
+    except importlib.metadata.PackageNotFoundError:
+        return found
+    found.append(Path(str(distribution.locate_file("fedtta_flwr"))) / inside)
+    origin = distribution.read_text("direct_url.json")
+    if origin:  # an editable installation: the files are where it was installed from
+        url = urlparse(json.loads(origin).get("url", ""))
+        if url.scheme == "file":
+            found.append(Path(unquote(url.path)) / "fedtta_flwr" / inside)
+    return found
+
+
+def _recipe_hash() -> str:
+    """Return a hash of what the trained model depends on: this file and the network's."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in ("source.py", "resnet.py", "normalize.py"):
+        digest.update((here / name).read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""Tensors <-> Flower records, and the names of everything that travels.
+
+=============  =============  ==============================================================================
+message type   record         content
+=============  =============  ==============================================================================
+query.hello    --             (nothing)
+reply          ``hello``      client names, slots of each, code fingerprint
+train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options
+               ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
+reply          ``visit``      client names, slots, domains, samples, seconds, steps rolled back
+               ``state``      adapted states, [C, *shape]
+               ``descriptor`` one tensor, [C, *shape]
+               ``scores``     counts per class, int64 [C, T, K]: see `ScoreKey`
+=============  =============  ==============================================================================
+
+Nothing else travels: no weights that adaptation cannot change, no integer buffers, no samples, no predictions.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import Tensor
+
+HELLO = "query.hello"
+VISIT = "train.visit"
+
+STATE = "state"
+DESCRIPTOR = "descriptor"
+SCORES = "scores"
+INFO = "visit"
+ERROR = "error"
+
+#: in `scores`: number of labelled samples of each class, for this visit's slots and for the ones scored late
+SEEN = "seen"
+SEEN_LATE = "post-seen"
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return a record of CPU copies of the tensors."""
+    return ArrayRecord({name: t.detach().cpu() for name, t in tensors.items()})
+
+
+def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
+    """Return the tensors of a record."""
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+def stack(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack C equal states into one with a leading client axis."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def unstack(state: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """Return one client's part (views) of a stacked state."""
+    return {name: t[index] for name, t in state.items()}
+
+
+def arrays_of(content: RecordDict, name: str) -> dict[str, Tensor]:
+    """Return the tensors of an array record of a message; empty if it is absent."""
+    record = content.array_records.get(name)
+    return from_arrays(record) if record is not None else {}
+
+
+def payload_bytes(message: Message) -> int:
+    """Return the bytes of the arrays in a message."""
+    records = message.content.array_records.values() if message.has_content() else ()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def error_reply(message: Message, text: str) -> Message:
+    """Return a reply that carries one line on what went wrong at the client."""
+    return Message(RecordDict({ERROR: ConfigRecord({"text": text})}), reply_to=message)
+
+
+def error_of(message: Message) -> str | None:
+    """Return what went wrong at the client, or None if nothing did."""
+    if message.has_error():
+        return f"{message.error.reason or 'no reason given'} (code {message.error.code})"
+    record = message.content.config_records.get(ERROR)
+    return str(record["text"]) if record is not None else None
+
+
+@cache
+def code_fingerprint() -> str:
+    """Return a short hash of this package's source files.
+
+    Server and clients compare theirs: a simulation can otherwise run another checkout's client code unnoticed, and a
+    device an older version.
+    """
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

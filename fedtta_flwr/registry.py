@@ -1,0 +1,77 @@
+"""Names that a run config may use for strategies and adapters, and how they become classes.
+
+Nothing heavy is imported before a name is resolved. A class of the user's own package is named
+``my_package.my_module:MyClass``; since a run config may come from somebody else, such an import needs the
+operator's consent: the environment variable ``FEDTTA_PLUGINS`` lists the packages that may be imported.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from fedtta_flwr.errors import ConfigError
+
+#: name -> (module:class, one line of explanation)
+STRATEGIES: dict[str, tuple[str, str]] = {
+    "local": ("fedtta_flwr.strategies.local:Local", "no collaboration: W is the identity"),
+    "fedavg": ("fedtta_flwr.strategies.fedavg:FedAvg", "one mean for all, weighted by samples"),
+    "fedctta": (
+        "fedtta_flwr.strategies.fedctta:FedCTTA",
+        "mixtures of clients that answer alike on shared noise (IJCNN 2025)",
+    ),
+}
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),
+    "bn-stats": (
+        "fedtta_flwr.adaptation.bn_stats:BNStats",
+        "TTA-bn: BatchNorm statistics replaced by the batch's",
+    ),
+    "entropy": (
+        "fedtta_flwr.adaptation.entropy:Entropy",
+        "TTA-grad: one SGD step on the prediction entropy over all parameters",
+    ),
+}
+PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
+
+
+def check_name(kind: str, name: str, known: dict[str, tuple[str, str]]) -> str:
+    """Return `name` if it may be used.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither known nor an import that the operator allowed.
+    """
+    if name in known:
+        return name
+    module, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier():
+        raise ConfigError(
+            f"{kind} = {name!r}: unknown; allowed: {', '.join(known)}, or package.module:Class of "
+            f"your own (see `fedtta list`)"
+        )
+    package = module.partition(".")[0]
+    allowed = [p.strip() for p in os.environ.get(PLUGIN_VARIABLE, "").split(",") if p.strip()]
+    if package not in allowed:
+        raise ConfigError(
+            f"{kind} = {name!r}: importing package {package!r} is not allowed here (allowed: "
+            f"{', '.join(allowed) or 'none'}); the operator permits it with {PLUGIN_VARIABLE}={package}"
+        )
+    return name
+
+
+def resolve(kind: str, name: str, known: dict[str, tuple[str, str]]) -> Any:
+    """Import and return the class behind a checked name.
+
+    Raises
+    ------
+    ConfigError
+        If the name is not allowed, or the import fails.
+    """
+    check_name(kind, name, known)
+    target = known[name][0] if name in known else name
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {error}") from error

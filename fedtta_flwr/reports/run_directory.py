@@ -1,0 +1,193 @@
+"""The run directory: config.json, rounds.jsonl, collaboration.npz and summary.json."""
+
+import json
+import platform
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtta_flwr.config import SCORES, RunConfig
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.reports.files import write_atomically, write_json
+from fedtta_flwr.reports.scoreboard import Scoreboard
+from fedtta_flwr.strategies.rounds import Round
+
+SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
+PACKAGES = ("flwr", "torch", "numpy", "ray")
+
+
+class RunDirectory:
+    """Writes down a run while it goes on; whenever it ends, the directory is valid.
+
+    ``summary.json`` says ``"finished": false`` until the run has ended well. ``rounds.jsonl`` gets a round's line
+    when its `post` score has come, which is with the replies of the next round.
+
+    Parameters
+    ----------
+    path : Path
+        Must not hold a run yet.
+
+    Raises
+    ------
+    ConfigError
+        If it does, or cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.board = Scoreboard()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {error.strerror}") from None
+        if (path / "config.json").exists():
+            raise ConfigError(f"output-dir = {str(path)!r}: holds a run already; name another, or remove it")
+        self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
+        self._held: dict[str, Any] | None = None
+        self._totals: dict[str, float] = defaultdict(float)
+        self._missing: dict[str, int] = defaultdict(int)
+        self._rounds = 0
+        self._saved = 0.0
+        self._clients: tuple[str, ...] = ()
+
+    def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
+        """Write config.json, and a summary that says that nothing is finished."""
+        self._clients = clients
+        about = {
+            "config": config.to_flat(),
+            "hash": config.fingerprint(),
+            "code": code_fingerprint(),
+            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "clients": list(clients),
+            "rounds": rounds,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        write_json(self.path / "config.json", about)
+        self._save(finished=False)
+
+    def on_round(self, round_: Round) -> None:
+        """Append the previous round's line, which is complete now, and hold this one's back."""
+        self.board.add(round_.counts)
+        late = [c for c in round_.counts if c.round < round_.number]
+        if self._held is not None:
+            self._held["accuracy"] |= _micro(late)
+            self._append()
+        for key, value in round_.seconds.items():
+            self._totals[f"seconds.{key}"] += value
+        self._totals["bytes.up"] += round_.bytes_up
+        self._totals["bytes.down"] += round_.bytes_down
+        self._totals["rolled-back"] += round_.rolled_back
+        for client in round_.missing:
+            self._missing[client] += 1
+        if round_.closing:
+            return
+        self._rounds = round_.number
+        if round_.weights is not None:
+            self._weights[round_.number] = (round_.clients, round_.weights.numpy().astype(np.float32))
+        self._held = {
+            "round": round_.number,
+            "clients": len(round_.clients),
+            "samples": round_.samples,
+            "accuracy": _micro([c for c in round_.counts if c.round == round_.number]),
+            "self_weight": None if round_.weights is None else round_.weights.diagonal().mean().item(),
+            "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
+            "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
+            "screened": round_.missing,
+        }
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self._save(finished=False)
+
+    def on_end(self) -> None:
+        """Write the final collaboration.npz and summary.json."""
+        self.close(finished=True)
+
+    def close(self, *, finished: bool) -> None:
+        """Write what is known now; a run that was broken off is marked as not finished."""
+        if not self._clients:  # it never began: leave nothing behind
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+            return
+        if self._held is not None:
+            self._append()
+        self._save(finished=finished)
+
+    def summary(self, *, finished: bool) -> dict[str, Any]:
+        """Return the content of summary.json."""
+        per = max(1, self._rounds * len(self._clients))
+        totals = self._totals
+        return {
+            "finished": finished,
+            "rounds": self._rounds,
+            "accuracy": {score: self.board.accuracy(score) for score in SCORES if score in self.board.scores()},
+            "bytes": {
+                "up": totals["bytes.up"] / per,
+                "down": totals["bytes.down"] / per,
+                "unit": "bytes per client and round",
+            },
+            "seconds": {key: totals[f"seconds.{key}"] for key in ("client", "server", "transport", "total")},
+            "screened": dict(sorted(self._missing.items())),
+            "rolled_back": int(totals["rolled-back"]),
+        }
+
+    def _append(self) -> None:
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(self._held, allow_nan=False) + "\n")
+        self._held = None
+
+    def _save(self, *, finished: bool) -> None:
+        order = {client: i for i, client in enumerate(self._clients)}
+        matrices = np.zeros((len(self._weights), len(order), len(order)), dtype=np.float32)
+        for k, (clients, weights) in enumerate(self._weights.values()):
+            rows = [order[client] for client in clients]
+            matrices[k][np.ix_(rows, rows)] = weights
+        rounds = np.array(list(self._weights), dtype=np.int64)
+        write_atomically(
+            self.path / "collaboration.npz",
+            lambda file: np.savez_compressed(
+                file, weights=matrices, rounds=rounds, clients=np.array(self._clients)
+            ),
+        )
+        write_json(self.path / "summary.json", self.summary(finished=finished))
+        self._saved = time.monotonic()
+
+
+def default_path(config: RunConfig) -> Path:
+    """Return a new path in ~/fedtta-runs, named by time and methods."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    adapter, strategy = (name.rpartition(":")[2] for name in (config.adapter, config.strategy))
+    return Path.home() / "fedtta-runs" / f"{stamp}-{strategy}-{adapter}"
+
+
+def run_path(config: RunConfig) -> Path:
+    """Return the run directory's path.
+
+    Raises
+    ------
+    ConfigError
+        If ``output-dir`` is relative: a Flower process works in a folder of its own.
+    """
+    if not config.output_dir:
+        return default_path(config)
+    path = Path(config.output_dir).expanduser()
+    if not path.is_absolute():
+        raise ConfigError(
+            f"output-dir = {config.output_dir!r}: relative; allowed: an absolute path or one that begins with ~ "
+            f"(`fedtta run --output DIR` takes relative ones)"
+        )
+    return path
+
+
+def _micro(counts: list[Any]) -> dict[str, float]:
+    """Return micro accuracy in percent by score."""
+    sums: dict[str, list[int]] = {}
+    for entry in counts:
+        pair = sums.setdefault(entry.score, [0, 0])
+        pair[0] += int(entry.correct.sum())
+        pair[1] += int(entry.seen.sum())
+    return {score: 100 * correct / seen for score, (correct, seen) in sums.items()}

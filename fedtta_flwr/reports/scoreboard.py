@@ -1,0 +1,73 @@
+"""Accuracies from counts per class."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtta_flwr.strategies.rounds import Counts
+
+Tally = NDArray[np.int64]  # [2, K]: seen, correct
+
+
+class Scoreboard:
+    """Adds up the counts of a run and turns them into accuracies in percent.
+
+    A score without a single labelled sample is absent, never 0.
+    """
+
+    def __init__(self) -> None:
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
+
+    def add(self, counts: Iterable[Counts]) -> None:
+        """Add the counts of a round."""
+        for entry in counts:
+            key = (entry.score, entry.client, entry.domain)
+            tally = np.stack([entry.seen, entry.correct])
+            self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
+
+    def scores(self) -> set[str]:
+        """Return the scores that there are."""
+        return {score for score, _, _ in self._tallies}
+
+    def domains(self) -> list[str]:
+        """Return the corruptions that were met, in the order of the first client's stream."""
+        return list(dict.fromkeys(domain for _, _, domain in self._tallies))
+
+    def accuracy(self, score: str) -> dict[str, Any] | None:
+        """Return the accuracies of one score, in percent, or None if nothing was scored.
+
+        Returns
+        -------
+        dict
+            ``micro``: correct / seen over all samples. ``macro``: mean over the classes that occurred of each
+            class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``per_corruption`` and
+            ``per_client``: micro.
+        """
+        own = {key[1:]: tally for key, tally in self._tallies.items() if key[0] == score}
+        if not own:
+            return None
+        seen, correct = sum(own.values(), np.zeros_like(next(iter(own.values()))))
+        of_class = correct[seen > 0] / seen[seen > 0]
+        return {
+            "micro": _percent(correct.sum(), seen.sum()),
+            "macro": 100 * float(of_class.mean()),
+            "macro_all_classes": 100 * float(of_class.sum()) / len(seen),
+            "per_corruption": _grouped(own, lambda key: key[1]),
+            "per_client": dict(sorted(_grouped(own, lambda key: key[0]).items())),
+        }
+
+
+def _grouped(
+    tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]
+) -> dict[str, float]:
+    sums: dict[str, Tally] = {}
+    for key, tally in tallies.items():
+        total = tally.sum(axis=1)
+        sums[name(key)] = sums[name(key)] + total if name(key) in sums else total
+    return {group: _percent(correct, seen) for group, (seen, correct) in sums.items()}
+
+
+def _percent(correct: np.int64, seen: np.int64) -> float:
+    return 100 * int(correct) / int(seen)

@@ -1,0 +1,85 @@
+"""What a run prints: a progress line now and then, and the table at the end."""
+
+import sys
+import time
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtta_flwr.config import SCORES, RunConfig
+from fedtta_flwr.reports.run_directory import RunDirectory
+from fedtta_flwr.strategies.rounds import Round
+
+EVERY = 5.0  # seconds between two progress lines
+TITLES = {
+    "source": "source model",
+    "local": "local adaptation",
+    "pre": "federation: pre",
+    "tta": "federation: tta",
+    "post": "federation: post",
+}
+
+
+class Terminal:
+    """Prints progress with the time left, then the table of accuracies.
+
+    Plain lines, no cursor movement: Flower streams them from another process.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._rounds = 0
+        self._began = self._printed = 0.0
+
+    def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
+        """Start the clock."""
+        self._rounds = rounds
+        self._began = self._printed = time.monotonic()
+        self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
+
+    def on_round(self, round_: Round) -> None:
+        """Print a line if the last one is some seconds old."""
+        now = time.monotonic()
+        if round_.closing or (now - self._printed < EVERY and round_.number != self._rounds):
+            return
+        self._printed = now
+        elapsed = now - self._began
+        left = elapsed / round_.number * (self._rounds - round_.number)
+        parts = [f"round {round_.number}/{self._rounds}"]
+        board = self._directory.board
+        for score in SCORES:
+            if (accuracy := board.accuracy(score)) is not None:
+                parts.append(f"{score} {accuracy['micro']:.1f}%")
+        parts.append(f"{elapsed:.0f} s, {left:.0f} s left")
+        self._say("  ".join(parts))
+
+    def on_end(self) -> None:
+        """Print the table of accuracies in percent, per corruption and on average."""
+        summary = self._directory.summary(finished=True)
+        accuracies = summary["accuracy"]
+        seconds = summary["seconds"]
+        self._say(
+            f"{summary['rounds']} rounds in {seconds['total']:.1f} s (clients' compute {seconds['client']:.1f}, server "
+            f"{seconds['server']:.1f}, transport {seconds['transport']:.1f}); per client and round "
+            f"{summary['bytes']['up']:,.0f} bytes up, {summary['bytes']['down']:,.0f} down"
+        )
+        self._say(f"results: {self._directory.path}")
+        if not accuracies:
+            self._say("no scores: `scores` is empty, or there are no labels")
+            return
+        table = Table(title="accuracy in %", box=box.SIMPLE_HEAD, title_justify="left")
+        table.add_column("corruption")
+        for score in accuracies:
+            table.add_column(TITLES[score], justify="right")
+        for domain in self._directory.board.domains():
+            row = [accuracy["per_corruption"].get(domain) for accuracy in accuracies.values()]
+            table.add_row(domain, *("" if value is None else f"{value:.2f}" for value in row))
+        table.add_section()
+        table.add_row("average", *(f"{accuracy['micro']:.2f}" for accuracy in accuracies.values()))
+        Console(file=sys.stdout, width=110, color_system=None).print(table)
+        sys.stdout.flush()
+
+    @staticmethod
+    def _say(line: str) -> None:
+        print(line, flush=True)

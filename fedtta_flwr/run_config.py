@@ -1,0 +1,41 @@
+"""Run-config overrides from the command line and from files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from flwr.common.config import parse_config_args
+
+from fedtta_flwr.config import Scalar
+from fedtta_flwr.errors import ConfigError
+
+
+def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
+    """Read ``--run-config`` arguments, each a .toml file or ``"key=value key=value"``.
+
+    The syntax is Flower's own; unlike there, both kinds may be mixed and the last one counts.
+
+    Returns
+    -------
+    dict
+        Flat: ``{"batch-size": 10, "fedctta.temperature": 1.0}``.
+
+    Raises
+    ------
+    ConfigError
+        A file is absent or no TOML, or an argument is no list of pairs.
+    """
+    merged: dict[str, Any] = {}
+    for argument in arguments:
+        if argument.endswith(".toml") and not Path(argument).expanduser().is_file():
+            raise ConfigError(f"--run-config {argument}: no such file; `fedtta list configs` names those that ship")
+        try:
+            found = parse_config_args([argument])
+        except (click.ClickException, ValueError) as error:
+            text = getattr(error, "message", str(error)).splitlines()[0]
+            raise ConfigError(f"--run-config {argument!r}: {text}") from None
+        if not found and not argument.endswith(".toml"):
+            raise ConfigError(f"--run-config {argument!r}: allowed: 'key=value ...', strings in quotes, or a .toml file")
+        merged |= found
+    return merged

@@ -1,0 +1,52 @@
+"""From a run config to a strategy with its observers."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from fedtta_flwr.config import RunConfig, Scalar
+from fedtta_flwr.data.datasets import open_test_set
+from fedtta_flwr.data.streams import make_stream
+from fedtta_flwr.models.source import load_source
+from fedtta_flwr.registry import STRATEGIES, resolve
+from fedtta_flwr.reports.run_directory import RunDirectory, run_path
+from fedtta_flwr.reports.terminal import Terminal
+from fedtta_flwr.strategies.base import PersonalizedStrategy
+
+
+def make_strategy(config: RunConfig) -> PersonalizedStrategy:
+    """Build the run's strategy, without observers."""
+    strategy: PersonalizedStrategy = resolve("strategy", config.strategy, STRATEGIES)(config)
+    return strategy
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Find out what is wrong with data, streams and source model while nobody has been asked anything yet.
+
+    It also makes the embedded source model where there is none, before the clients would all do so at once.
+    """
+    test_set = open_test_set(config.dataset, config.data_dir, config.seed)
+    make_stream(config, config.client_names()[0], test_set)
+    load_source(config, test_set.classes)
+
+
+@contextmanager
+def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrategy]:
+    """Give the strategy of a run config, which writes a run directory and prints its progress.
+
+    However the run ends (an error, Ctrl-C), the run directory is left valid and says whether it finished.
+
+    Raises
+    ------
+    FedTTAError
+        If the config, or a file that it names, is not usable. No client has been asked anything by then.
+    """
+    config = RunConfig.from_flat(run_config)
+    strategy = make_strategy(config)
+    check_inputs(config)
+    directory = RunDirectory(run_path(config))
+    strategy.observers = [directory, Terminal(directory)]
+    try:
+        yield strategy
+    except BaseException:
+        directory.close(finished=False)
+        raise

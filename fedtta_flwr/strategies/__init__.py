@@ -1,0 +1,1 @@
+"""Server side: what the clients' descriptors say about who should help whom."""

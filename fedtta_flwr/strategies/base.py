@@ -1,0 +1,257 @@
+"""The strategy that all methods share: everything but how clients are weighted."""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from fedtta_flwr.config import RunConfig, Scalar
+from fedtta_flwr.errors import FederationError
+from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_arrays
+from fedtta_flwr.strategies.exchange import send_and_receive
+from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.roster import Roster, gather
+from fedtta_flwr.strategies.rounds import Observer, Round
+from fedtta_flwr.strategies.updates import (
+    State,
+    Update,
+    Updates,
+    check_row_stochastic,
+    mix,
+    screen,
+    stack_updates,
+)
+
+INFO_LEVEL, WARNING_LEVEL = 20, 30
+
+
+class PersonalizedStrategy(Strategy):
+    """A federation in which every client receives its own mixture.
+
+    A method overrides `collaboration_matrix` and, if it needs one, names the descriptor that clients send. A method
+    that is not ``W @ theta`` overrides `personalize` instead. All else happens here, once: who is there, one message
+    a node and round, screening, personal states by client name, and what observers are told.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run's config; a method reads its own table from it.
+
+    Attributes
+    ----------
+    descriptor : str
+        What clients are asked for beside their state: ``"noise-logits"`` or ``""``.
+    descriptor_options : dict
+        Sent along with the request.
+    observers : list of Observer
+        Told about start, rounds and end, in this order.
+    """
+
+    descriptor: str = ""
+    descriptor_options: ClassVar[Mapping[str, Scalar]] = {}
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.observers: list[Observer] = []
+        self.roster = Roster()
+        self._personal: dict[str, State] = {}
+        self._round = Round(0)
+        self._sent_to: dict[str, int] = {}
+
+    @abstractmethod
+    def collaboration_matrix(self, updates: Updates) -> Tensor:
+        """Return W [N, N], row-stochastic: client i receives ``sum_j W_ij theta_j``."""
+
+    def personalize(self, updates: Updates) -> State:
+        """Return the clients' new states, each [N, *shape].
+
+        Raises
+        ------
+        FederationError
+            If the collaboration matrix is not row-stochastic.
+        """
+        weights = self.collaboration_matrix(updates)
+        if (fault := check_row_stochastic(weights, len(updates))) is not None:
+            raise FederationError(
+                f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}"
+            )
+        self._round.weights = weights
+        return mix(weights, updates.state)
+
+    def required_descriptor(self, updates: Updates) -> Tensor:
+        """Return the round's descriptors [N, *shape].
+
+        Raises
+        ------
+        FederationError
+            If the clients sent none.
+        """
+        if updates.descriptor is None:
+            raise FederationError(f"round {updates.round}: the clients sent no {self.descriptor!r} descriptor")
+        return updates.descriptor
+
+    # ------------------------------------------------------------------------------------------- Flower's interface
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the federation to the end of the streams, or for ``num_rounds`` (or the config's ``rounds``).
+
+        Unlike Flower's own loop it learns first who is there, waits briefly between polls, and ends with one closing
+        exchange for the last `post` scores. `initial_arrays` is not used: clients hold the source model.
+
+        Raises
+        ------
+        FederationError
+            If clients do not join, or none of them replies in a round.
+        """
+        torch.set_num_threads(self.config.threads)
+        timeout = timeout or self.config.round_timeout
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        self.roster = gather(grid, self.config)
+        rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)
+        rounds = min(rounds, num_rounds or self.config.rounds or rounds)
+        self.summary()
+        for observer in self.observers:
+            observer.on_start(self.config, tuple(sorted(self.roster.slots)), rounds)
+        result, nothing = Result(), ArrayRecord()
+        for number in range(1, rounds + 1):
+            began = time.perf_counter()
+            messages = self.configure_train(number, nothing, train_config, grid)
+            replies = self._exchange(grid, messages, timeout)
+            _, metrics = self.aggregate_train(number, replies)
+            self._tell(began)
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+        began = time.perf_counter()
+        messages = self.configure_evaluate(rounds + 1, nothing, evaluate_config, grid)
+        self.aggregate_evaluate(rounds + 1, self._exchange(grid, messages, timeout))
+        self._tell(began)
+        for observer in self.observers:
+            observer.on_end()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return one message a node: the personal states of its clients, and how far to go."""
+        self._round = Round(server_round)
+        return self._messages(self.config.aggregate_every)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen and stack the replies, make the new personal states, and return the number of samples.
+
+        Raises
+        ------
+        FederationError
+            If not a single client replied.
+        """
+        accepted = self._accepted(replies)
+        if accepted:
+            updates = stack_updates(server_round, accepted, ())
+            self._round.clients = updates.clients
+            mixed = self.personalize(updates)
+            for i, client in enumerate(updates.clients):
+                self._personal[client] = {name: t[i] for name, t in mixed.items()}
+        return None, MetricRecord({"samples": self._round.samples})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the closing messages: the last personal states, no further slot."""
+        self._round = Round(server_round, closing=True)
+        return self._messages(0) if "post" in self.config.score_names() else []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Take the last `post` scores from the closing replies."""
+        self._accepted(replies)
+        return None
+
+    def summary(self) -> None:
+        """Log what runs, in one line."""
+        log(
+            INFO_LEVEL,
+            "%s x %s on %s: %d clients on %d nodes, seed %d",
+            self.config.strategy,
+            self.config.adapter,
+            self.config.dataset,
+            len(self.roster.node_of),
+            len(set(self.roster.node_of.values())),
+            self.config.seed,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- private
+
+    def _messages(self, slots: int) -> list[Message]:
+        options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
+        messages = []
+        for node, clients in self.roster.nodes().items():
+            known = [client for client in clients if client in self._personal]
+            info = {
+                "round": self._round.number,
+                "slots": slots,
+                "clients": clients,
+                "personal": known,
+                "descriptor": self.descriptor,
+                **options,
+            }
+            content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
+            if known:
+                states = [self._personal[client] for client in known]
+                content[STATE] = to_arrays({name: torch.stack([s[name] for s in states]) for name in states[0]})
+            messages.append(
+                Message(content, node, VISIT, group_id=str(self._round.number), ttl=self.config.round_timeout)
+            )
+        return messages
+
+    def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+        self._round.bytes_down = sum(payload_bytes(message) for message in messages)
+        began = time.perf_counter()
+        replies = send_and_receive(grid, messages, timeout)
+        self._round.seconds["exchange"] = time.perf_counter() - began
+        self._sent_to = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        return replies
+
+    def _accepted(self, replies: Iterable[Message]) -> dict[str, Update]:
+        """Read the replies into the round; return the updates that passed the screening."""
+        round_ = self._round
+        read = read_replies(round_, replies, self.roster, self._sent_to)
+        rejected = screen(read)
+        round_.missing |= rejected
+        for client, reason in sorted(round_.missing.items()):
+            log(WARNING_LEVEL, "round %d goes on without %s: %s", round_.number, client, reason)
+        asked = {c for c, node in self.roster.node_of.items() if node in self._sent_to.values()}
+        if asked and asked <= round_.missing.keys():
+            first = min(asked)
+            raise FederationError(
+                f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}"
+            )
+        return {client: update for client, update in read.items() if client not in rejected}
+
+    def _tell(self, began: float) -> None:
+        seconds = self._round.seconds
+        seconds["total"] = time.perf_counter() - began
+        exchange, busy = seconds.pop("exchange"), seconds.pop("busy", 0.0)
+        seconds["server"] = seconds["total"] - exchange
+        seconds["transport"] = max(0.0, exchange - busy)
+        for observer in self.observers:
+            observer.on_round(self._round)

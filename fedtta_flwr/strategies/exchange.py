@@ -1,0 +1,47 @@
+"""Sending a round's messages and collecting the replies, with a short adaptive wait."""
+
+import time
+from collections.abc import Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+FIRST_WAIT, LONGEST_WAIT = 0.001, 0.05
+
+
+def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+    """Push messages and pull their replies until all are there or the time is up.
+
+    Flower's own loop sleeps three seconds between two polls of a deployed SuperLink; this one begins with a
+    millisecond and doubles it up to 50.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any of Flower's grids, or a `LocalGrid`.
+    messages : sequence of Message
+        At most one a node. Must be a list or tuple: the grid goes over it twice.
+    timeout : float
+        Seconds.
+
+    Returns
+    -------
+    list of Message
+        In the order of arrival; whose reply is missing is for the caller to find out.
+    """
+    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    deadline, wait = time.monotonic() + timeout, FIRST_WAIT
+    replies: list[Message] = []
+    while waiting:
+        arrived = list(grid.pull_messages(sorted(waiting)))
+        replies += arrived
+        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+        if arrived:
+            wait = FIRST_WAIT
+            continue
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        time.sleep(min(wait, remaining))
+        wait = min(2 * wait, LONGEST_WAIT)
+    return replies

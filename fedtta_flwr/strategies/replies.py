@@ -1,0 +1,97 @@
+"""Reading a round's reply messages into plain tensors and counts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+from torch import Tensor
+
+from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, arrays_of, error_of, payload_bytes, unstack
+from fedtta_flwr.strategies.roster import Roster
+from fedtta_flwr.strategies.rounds import Counts, Round, busy_seconds
+from fedtta_flwr.strategies.updates import Update
+
+#: the `post` score of the previous visit's last slot, and the counts of samples that scores refer to
+LATE = "late"
+SEEN_FOR = {LATE: "late-seen", "post": "post-seen"}
+
+
+def read_replies(
+    round_: Round, replies: Iterable[Message], roster: Roster, sent_to: Mapping[str, int]
+) -> dict[str, Update]:
+    """Enter replies into `round_` (counts, bytes, seconds, who is missing) and return the updates by client.
+
+    `sent_to` maps the id of each message sent to its node: an error that the SuperLink reports on a node's behalf
+    carries the SuperLink's own node id.
+    """
+    updates: dict[str, Update] = {}
+    hosted = roster.nodes()
+    answered: set[str] = set()
+    intervals = []
+    for reply in replies:
+        if (error := error_of(reply)) is not None:
+            clients = hosted.get(sent_to[reply.metadata.reply_to_message_id], [])
+            round_.missing |= dict.fromkeys(clients, error)
+            answered.update(clients)
+            continue
+        info = reply.content.config_records[INFO]
+        clients = _names(info, "clients")
+        answered.update(clients)
+        round_.bytes_up += payload_bytes(reply)
+        round_.rolled_back += int(info["rolled-back"])  # type: ignore[arg-type]
+        intervals.append((float(info["started"]), float(info["ended"])))  # type: ignore[arg-type]
+        updates.update(_updates(reply, info))
+        round_.counts += _counts(round_.number, clients, info, arrays_of(reply.content, SCORES))
+    round_.samples = sum(update.examples for update in updates.values())
+    asked = {client for node in sent_to.values() for client in hosted.get(node, [])}
+    round_.missing |= dict.fromkeys(asked - answered, "no reply in time")
+    round_.seconds["client"] = sum(end - start for start, end in intervals)
+    round_.seconds["busy"] = busy_seconds(intervals)
+    return updates
+
+
+def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
+    state = arrays_of(reply.content, STATE)
+    descriptor = arrays_of(reply.content, DESCRIPTOR).get(DESCRIPTOR)
+    samples: Sequence[int] = info["samples"]  # type: ignore[assignment]
+    return {
+        client: Update(
+            state=unstack(state, i),
+            descriptor=None if descriptor is None else descriptor[i],
+            examples=samples[i],
+        )
+        for i, client in enumerate(_names(info, "updated"))
+    }
+
+
+def _counts(
+    number: int, clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]
+) -> list[Counts]:
+    """Turn the stacked counts [C, T, K] into one entry per client, slot and score."""
+    now, late = _names(info, "domains"), _names(info, "late-domains")
+    slots = len(now) // max(1, len(clients))
+    entries = []
+    for key, table in scores.items():
+        if key.endswith("seen"):
+            continue
+        is_late = key == LATE
+        correct = table.numpy().astype(np.int64)
+        seen = scores[SEEN_FOR.get(key, "seen")].numpy().astype(np.int64)
+        for i, client in enumerate(clients):
+            for j in range(correct.shape[1]):
+                if seen[i, j].any():
+                    entries.append(
+                        Counts(
+                            round=number - 1 if is_late else number,
+                            client=client,
+                            domain=late[i] if is_late else now[i * slots + j],
+                            score="post" if is_late else key,
+                            seen=seen[i, j],
+                            correct=correct[i, j],
+                        )
+                    )
+    return entries
+
+
+def _names(info: ConfigRecord, key: str) -> list[str]:
+    return list(info[key])  # type: ignore[arg-type]

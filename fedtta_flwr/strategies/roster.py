@@ -1,0 +1,97 @@
+"""Who is there: which node hosts which client, and how long the clients' streams are."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import FederationError
+from fedtta_flwr.records import HELLO, code_fingerprint, error_of
+from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
+
+
+@dataclass
+class Roster:
+    """The clients of a run by name; a node id is only today's address.
+
+    Attributes
+    ----------
+    node_of : dict of str to int
+        Client name -> the node that hosts it.
+    slots : dict of str to int
+        Client name -> length of its stream.
+    """
+
+    node_of: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+
+    def nodes(self) -> dict[int, list[str]]:
+        """Return the clients, sorted, of each node, in the order of their first client."""
+        hosted: dict[int, list[str]] = {}
+        for client in sorted(self.node_of):
+            hosted.setdefault(self.node_of[client], []).append(client)
+        return hosted
+
+
+def gather(grid: Grid, config: RunConfig) -> Roster:
+    """Ask every node whom it hosts, until all clients of the run are there.
+
+    Raises
+    ------
+    FederationError
+        A node cannot serve the run, runs other code or another config than the server, hosts a client that another
+        node hosts too, or clients are still missing after ``join-timeout`` seconds.
+    """
+    roster, asked = Roster(), set[int]()
+    expected = config.client_names()
+    deadline = time.monotonic() + config.join_timeout
+    while True:
+        new = sorted(set(grid.get_node_ids()) - asked)
+        asked.update(new)
+        messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
+        remaining = max(1.0, deadline - time.monotonic())
+        for reply in send_and_receive(grid, messages, remaining):
+            _enter(roster, reply, config)
+        missing = [client for client in expected if client not in roster.node_of]
+        if not missing:
+            return roster
+        if time.monotonic() > deadline:
+            raise FederationError(
+                f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
+                f"({len(asked)} nodes answered or were asked): {_few(missing)}; start them, or set num-clients "
+                f"or join-timeout"
+            )
+        time.sleep(LONGEST_WAIT)
+
+
+def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
+    if (error := error_of(reply)) is not None:
+        raise FederationError(error)
+    hello = reply.content.config_records["hello"]
+    node = reply.metadata.src_node_id
+    if hello["code"] != code_fingerprint():
+        raise FederationError(
+            f"node {node} runs other code than the server (fedtta_flwr {hello['code']}, expected "
+            f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
+            f"another checkout started (pkill -f flower-superlink)"
+        )
+    if hello["config"] != config.fingerprint():
+        raise FederationError(
+            f"node {node} has another run config than the server ({hello['config']}, expected {config.fingerprint()})"
+        )
+    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
+    slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]
+    for client, length in zip(clients, slots, strict=True):
+        if client in roster.node_of:
+            raise FederationError(
+                f"{client} is hosted by two nodes, {roster.node_of[client]} and {node}: give each its own client names"
+            )
+        roster.node_of[client] = node
+        roster.slots[client] = length
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

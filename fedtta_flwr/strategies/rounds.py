@@ -1,0 +1,88 @@
+"""What is known of a round, and who is told."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtta_flwr.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples seen and predicted correctly, per class, of one client under one corruption.
+
+    Attributes
+    ----------
+    round : int
+        The round whose batches were scored.
+    client, domain, score : str
+        Whose, under which corruption, and which prediction (`source`, `local`, `pre`, `tta`, `post`).
+    seen, correct : ndarray of int64
+        [K].
+    """
+
+    round: int
+    client: str
+    domain: str
+    score: str
+    seen: NDArray[np.int64]
+    correct: NDArray[np.int64]
+
+
+@dataclass
+class Round:
+    """What one exchange with the clients brought.
+
+    Attributes
+    ----------
+    number : int
+        From 1; the closing exchange, which only brings the last `post` scores, is one more than the last.
+    clients : tuple of str
+        Those whose updates were accepted, in the order of the rows of `weights`.
+    weights : Tensor or None
+        W [N, N], or None for the closing exchange and for a method without one.
+    missing : dict of str to str
+        Client -> why it took no part.
+    bytes_up, bytes_down : int
+        Of all arrays, all clients together.
+    seconds : dict of str to float
+        ``client`` (the clients' compute, summed), ``server``, ``transport`` (waiting while no client computed) and
+        ``total``.
+    """
+
+    number: int
+    closing: bool = False
+    clients: tuple[str, ...] = ()
+    weights: Tensor | None = None
+    counts: list[Counts] = field(default_factory=list)
+    samples: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    rolled_back: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Somebody who is told how a run goes: the progress line, the run directory, a tracker."""
+
+    def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
+        """Hear that the run begins."""
+
+    def on_round(self, round_: Round) -> None:
+        """Hear what a round brought."""
+
+    def on_end(self) -> None:
+        """Hear that the run has ended well."""
+
+
+def busy_seconds(intervals: list[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals (start, end)."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
