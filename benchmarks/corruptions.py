@@ -21,9 +21,7 @@ SHARE = 500  # images per task: small enough to keep every core busy to the end
 
 def make_share(name: str, severity: int, start: int, stop: int) -> None:
     """Corrupt images `start` to `stop` of a made-up data set."""
-    images = np.random.default_rng(start).integers(
-        0, 256, size=(stop - start, 32, 32, 3), dtype=np.uint8
-    )
+    images = np.random.default_rng(start).integers(0, 256, size=(stop - start, 32, 32, 3), dtype=np.uint8)
     corrupt(images, name, severity, seed=0, indices=np.arange(start, stop))
 
 

@@ -20,14 +20,10 @@ app.add_typer(source, name="source")
 
 @app.command()
 def run(
-    engine: Annotated[
-        str, typer.Option(help="local: in this process; flower: `flwr run` (Ray simulation)")
-    ] = "local",
+    engine: Annotated[str, typer.Option(help="local: in this process; flower: `flwr run` (Ray simulation)")] = "local",
     run_config: Annotated[
         list[str] | None,
-        typer.Option(
-            help="a .toml file, or 'key=value ...' (TOML values); repeatable, the last one counts"
-        ),
+        typer.Option(help="a .toml file, or 'key=value ...' (TOML values); repeatable, the last one counts"),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="run directory; must not hold a run")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="nodes that the clients are spread over")] = 2,

@@ -88,10 +88,13 @@ def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:
             )
         return tuple(sorted(hosted))
     try:
-        part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+        part, parts = (
+            int(context.node_config["partition-id"]),
+            int(context.node_config["num-partitions"]),
+        )
     except KeyError as missing:
         raise ConfigError(
-            f"node-config: {missing} is absent; give clients = \"NAME,...\", or partition-id and num-partitions"
+            f'node-config: {missing} is absent; give clients = "NAME,...", or partition-id and num-partitions'
         ) from None
     return names[part::parts]
 
@@ -112,9 +115,7 @@ class _Visited:
         self.counts.setdefault(key, []).append(correct)
 
 
-def _visit_all(
-    bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: RecordDict
-) -> RecordDict:
+def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: RecordDict) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
     rolled_back = bench.adapter.rolled_back
@@ -195,9 +196,7 @@ def _visit_one(
                 seen = torch.bincount(y, minlength=classes)
                 result.count("post-seen", seen * (current != last))
         if current == last:
-            result.descriptor = bench.describe(
-                str(request["descriptor"]), _options(request), x
-            )
+            result.descriptor = bench.describe(str(request["descriptor"]), _options(request), x)
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
         result.memory = _memory(bench, client, next_slot=last + 1, late_slot=last)
@@ -257,9 +256,7 @@ def _kept(memory: RecordDict, key: str) -> dict[str, Tensor]:
     return {} if record is None else from_arrays(record)
 
 
-def _memory(
-    bench: Workbench, client: str, *, next_slot: int, late_slot: int
-) -> dict[str, ArrayRecord | ConfigRecord]:
+def _memory(bench: Workbench, client: str, *, next_slot: int, late_slot: int) -> dict[str, ArrayRecord | ConfigRecord]:
     """Return what a client must find again at its next visit."""
     memory: dict[str, ArrayRecord | ConfigRecord] = {
         client: ConfigRecord({"next-slot": next_slot, "late-slot": late_slot}),

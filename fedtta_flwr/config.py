@@ -23,9 +23,7 @@ Scalar = str | int | float | bool
 class RunConfig(BaseModel):
     """Everything that decides the result of a run; immutable once validated."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
 
     strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
@@ -48,10 +46,10 @@ class RunConfig(BaseModel):
         0.2, description="SH: groups of clients that see different corruptions, divided by clients"
     )
     slots_per_corruption: Annotated[int, Field(ge=0)] = Field(
-        5, description="batches of each corruption that a client sees; 0 = all samples"
+        10, description="batches of each corruption that a client sees; 0 = all samples"
     )
     shift_length: Annotated[int, Field(ge=1)] = Field(
-        5, description="slots between two shifts of a client's corruption; TH = 1 / shift-length"
+        10, description="slots between two shifts of a client's corruption; TH = 1 / shift-length"
     )
     rounds: Annotated[int, Field(ge=0)] = Field(0, description="0 = to the end of the streams")
     aggregate_every: Annotated[int, Field(ge=1)] = Field(
@@ -62,7 +60,7 @@ class RunConfig(BaseModel):
         "auto", description="auto, cpu, cuda or cuda:N; auto = CUDA where there is one"
     )
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="CPU threads per client process; fixed, so that sums do not depend on it"
+        2, description="CPU threads per client process; fixed, so that sums do not depend on it"
     )
     round_timeout: Annotated[float, Field(gt=0)] = Field(
         3600.0, description="seconds after which a round goes on without those who have not replied"
@@ -70,9 +68,7 @@ class RunConfig(BaseModel):
     join_timeout: Annotated[float, Field(gt=0)] = Field(
         120.0, description="seconds to wait at the start for all clients to be there"
     )
-    output_dir: str = Field(
-        "", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs"
-    )
+    output_dir: str = Field("", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs")
     entropy: EntropyOptions = EntropyOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
 
@@ -181,9 +177,7 @@ def describe_keys() -> list[tuple[str, Scalar, str]]:
     return rows
 
 
-def _checked_list(
-    key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False
-) -> str:
+def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False) -> str:
     names = [part.strip() for part in value.split(",") if part.strip()]
     if not names and not may_be_empty:
         raise ConfigError(f"{key} = {value!r}: empty; allowed: one or more of {', '.join(allowed)}")
@@ -205,5 +199,3 @@ def _one_line(error: ValidationError) -> str:
         wanted = first["msg"].replace("Input should be ", "")
         text = f"{key} = {first['input']!r}: allowed: {wanted}"
     return text + (f" (and {len(others)} more faults)" if others else "")
-
-

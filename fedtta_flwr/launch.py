@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
 from fedtta_flwr.errors import ConfigError, FederationError
@@ -94,9 +95,7 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
     check_inputs(RunConfig.from_flat(overrides))
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as env:
         arguments = ["run", str(root), "own", "--format", "json", "--federation-config"]
-        arguments.append(
-            f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"
-        )
+        arguments.append(f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}")
         if overrides:
             arguments += ["--run-config", _pairs(overrides)]
         started = _flwr(env, *arguments)
@@ -109,7 +108,11 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
             raise FederationError(f"run {run_id} ended as {status}: {details}")
 
 
-_FLWR = [sys.executable, "-c", "import sys; from flwr.cli.app import app; sys.argv[0] = 'flwr'; app()"]
+_FLWR = [
+    sys.executable,
+    "-c",
+    "import sys; from flwr.cli.app import app; sys.argv[0] = 'flwr'; app()",
+]
 
 
 @contextmanager
@@ -125,9 +128,7 @@ def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / "superlink.log").open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=root, env=env, stdout=output, stderr=output, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=root, env=env, stdout=output, stderr=output, start_new_session=True)
         try:
             _wait_until_healthy(process, port, home / "superlink.log")
             yield env
@@ -163,7 +164,7 @@ def _wait_for_end(env: Mapping[str, str], run_id: str) -> tuple[str, str]:
         time.sleep(0.5)
 
 
-def _flwr(env: Mapping[str, str], *arguments: str) -> dict[str, object]:
+def _flwr(env: Mapping[str, str], *arguments: str) -> dict[str, Any]:
     result = subprocess.run([*_FLWR, *arguments], env=env, capture_output=True, text=True, check=False)
     start = result.stdout.find("{")
     try:

@@ -41,7 +41,11 @@ class LocalGrid(Grid):
         self._app = client_app
         self._run_id = uuid4().int >> 65
         # A message may be made only by a Flower task; Flower offers no public way to be one outside its processes.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SERVER_NODE_ID, 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
+            self._run_id,
+            SERVER_NODE_ID,
+            0,
+        )
         self._contexts = {
             node_id: Context(
                 run_id=self._run_id,
@@ -102,9 +106,7 @@ class LocalGrid(Grid):
         """Return the replies to these messages, each once."""
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push messages and pull their replies."""
         return self.pull_messages(self.push_messages(messages))
 

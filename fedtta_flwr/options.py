@@ -16,9 +16,7 @@ def kebab(name: str) -> str:
 class Options(BaseModel):
     """Base of every table: frozen, strict about types, no unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -34,15 +32,11 @@ class EntropyOptions(Options):
 class FedCTTAOptions(Options):
     """FedCTTA: clients that answer alike on shared noise help each other."""
 
-    temperature: Positive = Field(
-        1.0, description="softmax(-distance / temperature); 1.0 is the paper"
-    )
+    temperature: Positive = Field(1.0, description="softmax(-distance / temperature); 1.0 is the paper")
     noise_samples: Annotated[int, Field(ge=1, le=4096)] = Field(
         64, description="noise images that every client answers"
     )
-    ema: Share = Field(
-        0.9, description="share of the previous rounds in a client's mean logits; 0.0 is the paper"
-    )
+    ema: Share = Field(0.9, description="share of the previous rounds in a client's mean logits; 0.0 is the paper")
 
 
 class NoOptions(Options):

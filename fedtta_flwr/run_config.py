@@ -36,6 +36,8 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             text = getattr(error, "message", str(error)).splitlines()[0]
             raise ConfigError(f"--run-config {argument!r}: {text}") from None
         if not found and not argument.endswith(".toml"):
-            raise ConfigError(f"--run-config {argument!r}: allowed: 'key=value ...', strings in quotes, or a .toml file")
+            raise ConfigError(
+                f"--run-config {argument!r}: allowed: 'key=value ...', strings in quotes, or a .toml file"
+            )
         merged |= found
     return merged

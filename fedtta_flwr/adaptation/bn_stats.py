@@ -46,9 +46,7 @@ class BNStats(Adapter):
     @torch.inference_mode()
     def step(self, x: Tensor) -> Tensor:
         """Take over the batch's statistics and return the logits [B, K] computed with them."""
-        hooks = [
-            layer.register_forward_pre_hook(_take_over) for layer in batch_norms(self.model).values()
-        ]
+        hooks = [layer.register_forward_pre_hook(_take_over) for layer in batch_norms(self.model).values()]
         try:
             logits: Tensor = self.model(x)
         finally:
@@ -64,7 +62,5 @@ def _take_over(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         return  # one value per channel has no variance: keep the statistics that are there
     axes = [d for d in range(h.dim()) if d != 1]
     variance, mean = torch.var_mean(h.float(), dim=axes, correction=0)
-    layer.running_mean.copy_(mean)  # type: ignore[operator, union-attr]
-    layer.running_var.copy_(variance)  # type: ignore[operator, union-attr]
-
-
+    layer.running_mean.copy_(mean)  # type: ignore[operator]
+    layer.running_var.copy_(variance)  # type: ignore[operator]

@@ -28,7 +28,7 @@ class Entropy(Adapter):
         super().__init__(model, options)
         self.model.requires_grad_(True)
         self.learning_rate = options.learning_rate
-        self._parameters = list(self.model.parameters())
+        self._parameters: list[Tensor] = list(self.model.parameters())
 
     def select(self) -> State:
         """Return all parameters and the statistics of all BatchNorm layers."""
@@ -46,7 +46,9 @@ class Entropy(Adapter):
                 hook.remove()
             for norm in norms:
                 norm.eval()
-        gradients = torch.autograd.grad(entropy(logits).mean(), self._parameters)
+        loss = entropy(logits).mean()
+        # A parameter that this network does not use gets a gradient of zero.
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True, allow_unused=True)
         with torch.no_grad():
             torch._foreach_add_(self._parameters, gradients, alpha=-self.learning_rate)
         return logits

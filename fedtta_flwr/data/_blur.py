@@ -120,22 +120,26 @@ def zoom_matrix(side: int, zoom: float) -> Floats:
     return weights
 
 
-def zoom_blur(batch: Batch, zooms: int) -> Floats:
-    """Return the mean of x and of its zooms by 1, 1.01, 1.02, ...: `zooms` of them, the first x."""
+def zoom_blur(batch: Batch, stop: float) -> Floats:
+    """Return the mean of x and of its zooms by 1, 1.01, 1.02, ... up to `stop`.
+
+    The factors are those of numpy's arange, as published, because its rounding shows: it includes
+    `stop` at severities 1 and 2 only, and severity 5 ends a hair above 1.25, where a crop of 26
+    pixels becomes 33, not 32.
+    """
     planes = np.moveaxis(batch.unit, 3, 1)
     total = planes.copy()
-    for step in range(zooms):
-        matrix = zoom_matrix(batch.side, 1 + step / 100)
+    factors = np.arange(1, stop, 0.01)
+    for factor in factors:
+        matrix = zoom_matrix(batch.side, float(factor))
         total += matrix @ planes @ matrix.T
-    return np.moveaxis(total / (zooms + 1), 1, 3)
+    return np.moveaxis(total / (len(factors) + 1), 1, 3)
 
 
 RECIPES = {
-    "defocus_blur": Recipe(
-        defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
-    ),
+    "defocus_blur": Recipe(defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
     "glass_blur": Recipe(glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
     "motion_blur": Recipe(motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
-    "zoom_blur": Recipe(zoom_blur, ((6,), (11,), (16,), (21,), (26,))),
+    "zoom_blur": Recipe(zoom_blur, ((1.06,), (1.11,), (1.16,), (1.21,), (1.26,))),
     "gaussian_blur": Recipe(gaussian_blur, ((0.4,), (0.6,), (0.7,), (0.8,), (1,))),
 }

@@ -55,16 +55,10 @@ def elastic_transform(batch: Batch, alpha: float, sigma: float, affine: float) -
     rows, columns = np.mgrid[:side, :side].astype(float)
     centre, reach = side // 2, side // 3
     corners = centre + reach * np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
-    moved = corners + batch.draw(
-        lambda rng: rng.uniform(-affine * side, affine * side, size=(3, 2))
-    )
+    moved = corners + batch.draw(lambda rng: rng.uniform(-affine * side, affine * side, size=(3, 2)))
     noise = batch.draw(lambda rng: rng.uniform(-1, 1, size=(2, side, side)))
     width = sigma * side
-    shift = (
-        alpha
-        * side
-        * ndimage.gaussian_filter(noise, (0, 0, width, width), mode="reflect", truncate=3)
-    )
+    shift = alpha * side * ndimage.gaussian_filter(noise, (0, 0, width, width), mode="reflect", truncate=3)
 
     warped = []
     for image, points, (right, down) in zip(batch.unit, moved, shift, strict=True):
@@ -80,10 +74,7 @@ def _sampled(image: Floats, rows: Floats, columns: Floats, mode: str) -> Floats:
     """Return the image, shape (S, S, 3), at `rows` and `columns`, each (S, S), interpolated."""
     channels = np.moveaxis(image, 2, 0)
     return np.stack(
-        [
-            ndimage.map_coordinates(channel, (rows, columns), order=1, mode=mode)
-            for channel in channels
-        ],
+        [ndimage.map_coordinates(channel, (rows, columns), order=1, mode=mode) for channel in channels],
         axis=2,
     )
 

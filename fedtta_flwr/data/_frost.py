@@ -47,9 +47,7 @@ def frost_photographs(frost_dir: Path | None, side: int) -> tuple[Images, ...]:
     photographs = tuple(_photograph(Path(folder) / name) for name in FILES)
     limit = min(min(photograph.shape[:2]) for photograph in photographs)
     if side >= limit:
-        raise DataError(
-            f"frost: images of {side} pixels are larger than the photographs allow: below {limit}"
-        )
+        raise DataError(f"frost: images of {side} pixels are larger than the photographs allow: below {limit}")
     return photographs
 
 

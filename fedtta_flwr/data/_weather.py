@@ -82,9 +82,7 @@ def plasma(uniforms: Floats, decay: float) -> Floats:
         tops = maps[:, ::step, half::step]
         lefts = maps[:, half::step, ::step]
         cells = (side // step) ** 2
-        noise = wibble**2 * uniforms[:, used : used + 3 * cells].reshape(
-            count, 3, *corners.shape[1:]
-        )
+        noise = wibble**2 * uniforms[:, used : used + 3 * cells].reshape(count, 3, *corners.shape[1:])
 
         pairs = corners + np.roll(corners, -1, axis=1)
         centres[...] = (pairs + np.roll(pairs, -1, axis=2)) / 4 + noise[:, 0]
@@ -126,9 +124,7 @@ def spatter(
     mud: bool,
 ) -> Floats:
     """Return x under drops of water or mud: noise ~ N(mean, std), blurred, cut at `threshold`."""
-    noise = smooth(
-        batch.draw(lambda rng: rng.normal(mean, std, size=(batch.side, batch.side))), sigma
-    )
+    noise = smooth(batch.draw(lambda rng: rng.normal(mean, std, size=(batch.side, batch.side))), sigma)
     if mud:
         cover = smooth((noise > threshold).astype(float), strength)
         cover[cover < 0.8] = 0

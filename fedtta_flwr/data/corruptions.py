@@ -103,9 +103,7 @@ def corrupt(
     result = np.empty(images.shape, np.uint8)
     for start in range(0, len(images), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        rngs = [
-            numpy_rng(seed, name, int(severity), int(position)) for position in positions[chunk]
-        ]
+        rngs = [numpy_rng(seed, name, int(severity), int(position)) for position in positions[chunk]]
         batch = Batch(images[chunk], rngs, frost_dir)
         made = recipe.apply(batch, *recipe.settings[int(severity) - 1])
         if made.dtype != np.uint8:
@@ -128,22 +126,14 @@ def _recipe(name: str) -> "Recipe":
 def _check_images(images: NDArray[Any]) -> None:
     if images.dtype != np.uint8:
         raise DataError(f"images: dtype {images.dtype} is not allowed: uint8")
-    if (
-        images.ndim != 4
-        or images.shape[1] != images.shape[2]
-        or images.shape[1] < _MIN_SIDE
-        or images.shape[3] != 3
-    ):
-        raise DataError(
-            f"images: shape {images.shape} is not allowed: (N, S, S, 3) with S >= {_MIN_SIDE}"
-        )
+    if images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[1] < _MIN_SIDE or images.shape[3] != 3:
+        raise DataError(f"images: shape {images.shape} is not allowed: (N, S, S, 3) with S >= {_MIN_SIDE}")
 
 
 def _checked_indices(indices: Sequence[int] | NDArray[Any] | None, count: int) -> NDArray[Any]:
     positions = np.arange(count) if indices is None else np.asarray(indices)
     if positions.shape != (count,) or (count > 0 and positions.dtype.kind not in "iu"):
         raise DataError(
-            f"indices: {positions.dtype} of shape {positions.shape} is not allowed: "
-            f"{count} integers, one per image"
+            f"indices: {positions.dtype} of shape {positions.shape} is not allowed: {count} integers, one per image"
         )
     return positions

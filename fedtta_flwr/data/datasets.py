@@ -50,9 +50,7 @@ class Corruptible:
         Of the corruptions.
     """
 
-    def __init__(
-        self, clean: NDArray[np.uint8], labels: NDArray[np.int64], classes: int, seed: int
-    ) -> None:
+    def __init__(self, clean: NDArray[np.uint8], labels: NDArray[np.int64], classes: int, seed: int) -> None:
         self.labels = labels
         self.classes = classes
         self._seed = seed

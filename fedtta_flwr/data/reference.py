@@ -80,9 +80,7 @@ def compare(measured: Mapping[str, float], column: str = "none") -> list[Row]:
         raise DataError(f"column: {column!r} is not known: one of {', '.join(COLUMNS)}")
     unknown = [name for name in measured if name not in REFERENCE]
     if unknown:
-        raise DataError(
-            f"measured: {unknown[0]!r} has no reference: only {', '.join(REFERENCE)} have one"
-        )
+        raise DataError(f"measured: {unknown[0]!r} has no reference: only {', '.join(REFERENCE)} have one")
 
     rows = [
         _row(name, measured[name], accuracies[column], TOLERANCE)

@@ -74,9 +74,7 @@ def build(
 
     channels = len(mean if mean is not None else std if std is not None else (0, 0, 0))
     try:
-        normalize = Normalize(
-            [0.0] * channels if mean is None else mean, [1.0] * channels if std is None else std
-        )
+        normalize = Normalize([0.0] * channels if mean is None else mean, [1.0] * channels if std is None else std)
     except ValueError as error:
         raise ConfigError(f"input normalisation of model {name}: {error}") from error
     return BUILDERS[name](normalize, classes).eval()

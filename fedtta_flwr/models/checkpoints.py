@@ -58,14 +58,11 @@ def save(model: Classifier, path: str | Path, metadata: Mapping[str, str]) -> No
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise CheckpointError(
-            f"{path}: checkpoint of {len(content)} bytes cannot be written ({error.strerror}); "
-            "choose another path"
+            f"{path}: checkpoint of {len(content)} bytes cannot be written ({error.strerror}); choose another path"
         ) from error
 
 
-def load(
-    path: str | Path, *, architecture: str | None = None, classes: int | None = None
-) -> Classifier:
+def load(path: str | Path, *, architecture: str | None = None, classes: int | None = None) -> Classifier:
     """Build the network that a checkpoint names and fill it, strictly.
 
     The global random state stays as it is.
@@ -93,17 +90,11 @@ def load(
     metadata, tensors = _read(path)
     found = metadata.get("architecture", "?")
     if architecture is not None and found != architecture:
-        raise CheckpointError(
-            f"{path}: holds architecture {found!r}, expected {architecture}; {ANOTHER}"
-        )
+        raise CheckpointError(f"{path}: holds architecture {found!r}, expected {architecture}; {ANOTHER}")
     if classes is not None and metadata["classes"] != str(classes):
-        raise CheckpointError(
-            f"{path}: made for {metadata['classes']!r} classes, expected {classes}; {ANOTHER}"
-        )
+        raise CheckpointError(f"{path}: made for {metadata['classes']!r} classes, expected {classes}; {ANOTHER}")
     statistics = {
-        key: tensors[f"normalize.{key}"].flatten().tolist()
-        for key in ("mean", "std")
-        if f"normalize.{key}" in tensors
+        key: tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std") if f"normalize.{key}" in tensors
     }
     try:
         # On the meta device no weights are drawn: faster, and the random state is not touched.
@@ -185,9 +176,7 @@ def first_bytes(path: Path, number: int = 64) -> bytes:
     if not head:
         raise CheckpointError(f"{path}: is empty (0 bytes), expected a checkpoint; fetch it again")
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise CheckpointError(
-            f"{path}: is a web page, expected a checkpoint; download the file itself, not its page"
-        )
+        raise CheckpointError(f"{path}: is a web page, expected a checkpoint; download the file itself, not its page")
     return head
 
 
@@ -204,8 +193,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path}: damaged safetensors file of {path.stat().st_size} bytes ({error}); "
-            "copy or download it again"
+            f"{path}: damaged safetensors file of {path.stat().st_size} bytes ({error}); copy or download it again"
         ) from error
     if metadata.get("format") != FORMAT or not {"architecture", "classes"} <= metadata.keys():
         raise CheckpointError(
@@ -222,9 +210,7 @@ def _refuse(path: Path, head: bytes) -> NoReturn:
             f"{path}: is a pickle of torch.save, which could run code, expected safetensors; "
             "convert it with `fedtta source convert`"
         )
-    raise CheckpointError(
-        f"{path}: begins with {head[:8]!r}, expected a safetensors file; {ANOTHER}"
-    )
+    raise CheckpointError(f"{path}: begins with {head[:8]!r}, expected a safetensors file; {ANOTHER}")
 
 
 def _form(tensor: Tensor) -> str:

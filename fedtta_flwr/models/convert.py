@@ -124,8 +124,7 @@ def _unwrap(content: object, source: Path) -> tuple[dict[str, Tensor], list[tupl
             content = content[inner]
     if not isinstance(content, Mapping) or not content:
         raise CheckpointError(
-            f"{source}: holds {_kind(content)}, expected a state dict: names and tensors; "
-            "save model.state_dict()"
+            f"{source}: holds {_kind(content)}, expected a state dict: names and tensors; save model.state_dict()"
         )
     if other := [key for key, value in content.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
@@ -135,9 +134,7 @@ def _unwrap(content: object, source: Path) -> tuple[dict[str, Tensor], list[tupl
     return {str(key): value for key, value in content.items()}, renames
 
 
-def _rename(
-    tensors: Mapping[str, Tensor], renames: list[tuple[str, str]], source: Path
-) -> dict[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor], renames: list[tuple[str, str]], source: Path) -> dict[str, Tensor]:
     """Strip the prefix of a wrapper and apply `RULES`; say so in ``renames``."""
     for prefix in PREFIXES:
         if all(key.startswith(prefix) for key in tensors):
@@ -149,9 +146,7 @@ def _rename(
         for pattern, replacement in RULES:
             new = re.sub(pattern, replacement, new)
         if new in result:
-            raise CheckpointError(
-                f"{source}: two tensors would be called {new}, one of them {old}; remove one"
-            )
+            raise CheckpointError(f"{source}: two tensors would be called {new}, one of them {old}; remove one")
         result[new] = value
         if new != old:
             renames.append((old, new))

@@ -10,7 +10,7 @@ Zhou et al. BTFL. KDD 2025, its ResNet-20 with group normalisation.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch.nn.functional as F  # noqa: N812 (the name that torch's users know)
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtta_flwr.models.base import Classifier, initialise_convolutions
@@ -114,9 +114,7 @@ class ResNet(Classifier):
         super().__init__(normalize)
         first, second, third = widths
         kernel, stride = (7, 2) if imagenet_stem else (3, 1)
-        self.conv1 = nn.Conv2d(
-            normalize.channels, first, kernel, stride, padding=kernel // 2, bias=False
-        )
+        self.conv1 = nn.Conv2d(normalize.channels, first, kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = norm(first)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if imagenet_stem else nn.Identity()
 

@@ -6,7 +6,7 @@ Xie et al. Aggregated residual transformations for deep neural networks. CVPR 20
 Hendrycks et al. AugMix. ICLR 2020 (arXiv 1912.02781), section 4.1: ResNeXt-29 (32x4).
 """
 
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtta_flwr.models.base import Classifier, initialise_convolutions
@@ -39,9 +39,7 @@ class ResNeXtBlock(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module = nn.Identity()
         if inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, 4 * width, H', W'] with H' = ceil(H / stride)."""

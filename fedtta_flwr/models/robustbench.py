@@ -93,7 +93,7 @@ def load_robustbench(
     Raises
     ------
     ConfigError
-        The extra is not installed, the zoo has no such network, or it is an ensemble, or
+        The extra is not installed, the zoo has no such network, it is not one file, or
         ``legacy_no_norm`` finds nothing to remove.
     CheckpointError
         The file is absent and cannot be downloaded, is damaged, or does not fit.
@@ -102,14 +102,15 @@ def load_robustbench(
     utils, models = _zoo(name, dataset, threat_model)
     if name not in models:
         raise ConfigError(
-            f"RobustBench has no model {name!r} for {dataset}, {threat_model}; "
-            f"allowed: {', '.join(models)}"
+            f"RobustBench has no model {name!r} for {dataset}, {threat_model}; allowed: {', '.join(models)}"
         )
     folder = Path("models" if model_dir is None else model_dir)
     path = folder / dataset / threat_model / f"{name}.pt"
     source = models[name]["gdrive_id"]
     if not isinstance(source, str):
-        raise ConfigError(f"RobustBench model {name} is an ensemble; choose a single network")
+        raise ConfigError(
+            f"RobustBench model {name} is an ensemble or kept by timm, expected one network in one file; choose another"
+        )
     if not path.is_file():
         _download(utils, source, path)
     # The zoo's own loading runs a file's code with torch < 2.6; so it may see only harmless files.
@@ -125,8 +126,7 @@ def load_robustbench(
     if legacy_no_norm:
         if classifier.normalize.is_identity:
             raise ConfigError(
-                f"RobustBench model {name} has no input normalisation that can be removed; leave "
-                "legacy-no-norm out"
+                f"RobustBench model {name} has no input normalisation that can be removed; leave legacy-no-norm out"
             )
         classifier.normalize = Normalize([0.0] * 3, [1.0] * 3)
     return classifier.eval()
@@ -138,16 +138,12 @@ def _zoo(name: str, dataset: str, threat_model: str) -> tuple[Any, dict[str, dic
         # The zoo imports `autoattack`, whose release on the package index is `pyautoattack`.
         if importlib.util.find_spec("autoattack") is None:
             for suffix in ("", ".state"):
-                sys.modules[f"autoattack{suffix}"] = importlib.import_module(
-                    f"pyautoattack{suffix}"
-                )
+                sys.modules[f"autoattack{suffix}"] = importlib.import_module(f"pyautoattack{suffix}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside the zoo's own dependencies
             utils = importlib.import_module("robustbench.utils")
     except ImportError as error:
-        raise ConfigError(
-            f"model {PREFIX}{name} needs an extra that is not installed ({error}): {EXTRA}"
-        ) from error
+        raise ConfigError(f"model {PREFIX}{name} needs an extra that is not installed ({error}): {EXTRA}") from error
     enums = importlib.import_module("robustbench.model_zoo.enums")
     try:
         models = utils.all_models[enums.BenchmarkDataset(dataset)]

@@ -8,7 +8,7 @@ CCT-4/3x2, table 1 and section 3.4.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtta_flwr.models.base import Classifier, initialise_convolutions
@@ -75,9 +75,7 @@ class CCT(Classifier):
         layer = nn.TransformerEncoderLayer(
             self.DIM, 2, self.DIM, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
         )
-        self.encoder = nn.TransformerEncoder(
-            layer, 4, norm=nn.LayerNorm(self.DIM), enable_nested_tensor=False
-        )
+        self.encoder = nn.TransformerEncoder(layer, 4, norm=nn.LayerNorm(self.DIM), enable_nested_tensor=False)
         self.pool = nn.Linear(self.DIM, 1)
         self.head = nn.Linear(self.DIM, classes)
         initialise_convolutions(self)

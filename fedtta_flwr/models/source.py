@@ -39,9 +39,7 @@ def load_source(config: RunConfig, classes: int) -> nn.Module:
         If the checkpoint cannot be used.
     """
     if config.checkpoint:
-        return load(
-            Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes
-        )
+        return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
     if (config.dataset, config.model) != (EMBEDDED_DATASET, EMBEDDED_MODEL):
         raise ConfigError(
             f"checkpoint is empty: allowed only with dataset = {EMBEDDED_DATASET!r} and model = "
@@ -130,10 +128,10 @@ def _train(architecture: str, epochs: int, seed: int, report: Callable[[str], No
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for epoch in range(epochs):
         total = 0.0
-        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
+        for rows in torch.split(torch.randperm(len(x), generator=generator), BATCH):
             loss = F.cross_entropy(model(x[rows]), y[rows])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             total += loss.item() * len(rows)
@@ -141,9 +139,7 @@ def _train(architecture: str, epochs: int, seed: int, report: Callable[[str], No
     return model.eval()
 
 
-def _tensors(
-    images: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255)
     return x.contiguous(), torch.from_numpy(labels)
 

@@ -5,7 +5,7 @@ References
 Zagoruyko, Komodakis. Wide residual networks. BMVC 2016 (arXiv 1605.07146), table 1, B(3, 3).
 """
 
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtta_flwr.models.base import Classifier, initialise_convolutions
@@ -24,9 +24,7 @@ class WideBlock(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.shortcut = (
-            None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        )
+        self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, outputs, H', W'] with H' = ceil(H / stride)."""

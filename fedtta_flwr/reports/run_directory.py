@@ -89,7 +89,10 @@ class RunDirectory:
             return
         self._rounds = round_.number
         if round_.weights is not None:
-            self._weights[round_.number] = (round_.clients, round_.weights.numpy().astype(np.float32))
+            self._weights[round_.number] = (
+                round_.clients,
+                round_.weights.numpy().astype(np.float32),
+            )
         self._held = {
             "round": round_.number,
             "clients": len(round_.clients),
@@ -149,9 +152,7 @@ class RunDirectory:
         rounds = np.array(list(self._weights), dtype=np.int64)
         write_atomically(
             self.path / "collaboration.npz",
-            lambda file: np.savez_compressed(
-                file, weights=matrices, rounds=rounds, clients=np.array(self._clients)
-            ),
+            lambda file: np.savez_compressed(file, weights=matrices, rounds=rounds, clients=np.array(self._clients)),
         )
         write_json(self.path / "summary.json", self.summary(finished=finished))
         self._saved = time.monotonic()

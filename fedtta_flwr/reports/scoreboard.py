@@ -59,9 +59,7 @@ class Scoreboard:
         }
 
 
-def _grouped(
-    tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]
-) -> dict[str, float]:
+def _grouped(tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]) -> dict[str, float]:
     sums: dict[str, Tally] = {}
     for key, tally in tallies.items():
         total = tally.sum(axis=1)

@@ -4,7 +4,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -56,7 +56,7 @@ class PersonalizedStrategy(Strategy):
     """
 
     descriptor: str = ""
-    descriptor_options: ClassVar[Mapping[str, Scalar]] = {}
+    descriptor_options: Mapping[str, Scalar] = MappingProxyType({})
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -80,9 +80,7 @@ class PersonalizedStrategy(Strategy):
         """
         weights = self.collaboration_matrix(updates)
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
-            raise FederationError(
-                f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}"
-            )
+            raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
         self._round.weights = weights
         return mix(weights, updates.state)
 
@@ -122,7 +120,10 @@ class PersonalizedStrategy(Strategy):
         """
         torch.set_num_threads(self.config.threads)
         timeout = timeout or self.config.round_timeout
-        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        train_config, evaluate_config = (
+            train_config or ConfigRecord(),
+            evaluate_config or ConfigRecord(),
+        )
         self.roster = gather(grid, self.config)
         rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)
         rounds = min(rounds, num_rounds or self.config.rounds or rounds)
@@ -179,9 +180,7 @@ class PersonalizedStrategy(Strategy):
         self._round = Round(server_round, closing=True)
         return self._messages(0) if "post" in self.config.score_names() else []
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take the last `post` scores from the closing replies."""
         self._accepted(replies)
         return None
@@ -219,7 +218,13 @@ class PersonalizedStrategy(Strategy):
                 states = [self._personal[client] for client in known]
                 content[STATE] = to_arrays({name: torch.stack([s[name] for s in states]) for name in states[0]})
             messages.append(
-                Message(content, node, VISIT, group_id=str(self._round.number), ttl=self.config.round_timeout)
+                Message(
+                    content,
+                    node,
+                    VISIT,
+                    group_id=str(self._round.number),
+                    ttl=self.config.round_timeout,
+                )
             )
         return messages
 
@@ -242,9 +247,7 @@ class PersonalizedStrategy(Strategy):
         asked = {c for c, node in self.roster.node_of.items() if node in self._sent_to.values()}
         if asked and asked <= round_.missing.keys():
             first = min(asked)
-            raise FederationError(
-                f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}"
-            )
+            raise FederationError(f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}")
         return {client: update for client, update in read.items() if client not in rejected}
 
     def _tell(self, began: float) -> None:

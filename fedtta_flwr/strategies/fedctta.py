@@ -29,7 +29,7 @@ class FedCTTA(PersonalizedStrategy):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.options: FedCTTAOptions = config.fedctta
-        self.descriptor_options = {"samples": self.options.noise_samples}
+        self.descriptor_options = {"samples": config.fedctta.noise_samples}
         self._smoothed: dict[str, Tensor] = {}
 
     def collaboration_matrix(self, updates: Updates) -> Tensor:

@@ -6,7 +6,16 @@ import numpy as np
 from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
-from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, arrays_of, error_of, payload_bytes, unstack
+from fedtta_flwr.records import (
+    DESCRIPTOR,
+    INFO,
+    SCORES,
+    STATE,
+    arrays_of,
+    error_of,
+    payload_bytes,
+    unstack,
+)
 from fedtta_flwr.strategies.roster import Roster
 from fedtta_flwr.strategies.rounds import Counts, Round, busy_seconds
 from fedtta_flwr.strategies.updates import Update
@@ -64,9 +73,7 @@ def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
     }
 
 
-def _counts(
-    number: int, clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]
-) -> list[Counts]:
+def _counts(number: int, clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]) -> list[Counts]:
     """Turn the stacked counts [C, T, K] into one entry per client, slot and score."""
     now, late = _names(info, "domains"), _names(info, "late-domains")
     slots = len(now) // max(1, len(clients))

@@ -74,13 +74,13 @@ def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
     node = reply.metadata.src_node_id
     if hello["code"] != code_fingerprint():
         raise FederationError(
-            f"node {node} runs other code than the server (fedtta_flwr {hello['code']}, expected "
+            f"node {node} runs other code than the server (fedtta_flwr {hello['code']!s}, expected "
             f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
             f"another checkout started (pkill -f flower-superlink)"
         )
     if hello["config"] != config.fingerprint():
         raise FederationError(
-            f"node {node} has another run config than the server ({hello['config']}, expected {config.fingerprint()})"
+            f"node {node} has another run config than the server ({hello['config']!s}, expected {config.fingerprint()})"
         )
     clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
     slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]

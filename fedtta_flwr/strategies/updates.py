@@ -66,8 +66,7 @@ def screen(updates: Mapping[str, Update]) -> dict[str, str]:
     """
     rejected: dict[str, str] = {}
     tensors = {
-        client: update.state
-        | ({"descriptor": update.descriptor} if update.descriptor is not None else {})
+        client: update.state | ({"descriptor": update.descriptor} if update.descriptor is not None else {})
         for client, update in updates.items()
     }
     forms = {
@@ -123,10 +122,7 @@ def mix(weights: Tensor, state: Mapping[str, Tensor]) -> State:
     dict of Tensor
         The same names, shapes and dtypes.
     """
-    return {
-        name: (weights.to(t.dtype) @ t.reshape(len(t), -1)).reshape(t.shape)
-        for name, t in state.items()
-    }
+    return {name: (weights.to(t.dtype) @ t.reshape(len(t), -1)).reshape(t.shape) for name, t in state.items()}
 
 
 def check_row_stochastic(weights: Tensor, clients: int) -> str | None:

@@ -78,9 +78,7 @@ def made(images, photographs):
 
     def get(name, severity):
         if (name, severity) not in cache:
-            cache[name, severity] = corrupt(
-                images, name, severity, seed=SEED, frost_dir=photographs
-            )
+            cache[name, severity] = corrupt(images, name, severity, seed=SEED, frost_dir=photographs)
         return cache[name, severity]
 
     return get
@@ -199,22 +197,16 @@ def test_speckle_noise_grows_with_the_value(images, made):
     assert x.std() == pytest.approx(0.06 * 0.2, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "name", ["gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "contrast", "fog"]
-)
+@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "contrast", "fog"])
 def test_severity_is_monotone(images, made, name):
-    distances = [
-        np.abs(made(name, severity) - images.astype(float)).mean() for severity in SEVERITIES
-    ]
+    distances = [np.abs(made(name, severity) - images.astype(float)).mean() for severity in SEVERITIES]
     assert distances == sorted(distances)
 
 
 # Blur
 
 
-@pytest.mark.parametrize(
-    ("severity", "radius", "sigma"), [(1, 0.3, 0.4), (4, 1, 0.2), (5, 1.5, 0.1)]
-)
+@pytest.mark.parametrize(("severity", "radius", "sigma"), [(1, 0.3, 0.4), (4, 1, 0.2), (5, 1.5, 0.1)])
 def test_defocus_blur_is_a_softened_disk(images, made, severity, radius, sigma):
     disk = np.zeros((19, 19))
     for dy in range(-8, 9):
@@ -233,9 +225,7 @@ def test_defocus_blur_is_a_softened_disk(images, made, severity, radius, sigma):
         for column in range(32):
             for (dy, dx), weight in kernel.items():
                 if weight > 0:
-                    expected[row, column] += (
-                        weight / total * x[mirror(row + dy, 32), mirror(column + dx, 32)]
-                    )
+                    expected[row, column] += weight / total * x[mirror(row + dy, 32), mirror(column + dx, 32)]
     assert_close(made("defocus_blur", severity)[1, :, :, 0], as_bytes(expected))
 
 
@@ -262,10 +252,12 @@ def test_motion_blur_is_a_one_sided_streak(images, made, severity, radius, sigma
         np.testing.assert_array_equal(made("motion_blur", severity)[index], expected)
 
 
-@pytest.mark.parametrize(("severity", "zooms"), [(1, 6), (5, 26)])
-def test_zoom_blur_is_the_mean_of_the_zooms(images, made, severity, zooms):
+@pytest.mark.parametrize(("severity", "stop", "zooms"), [(1, 1.06, 7), (2, 1.11, 12), (5, 1.26, 26)])
+def test_zoom_blur_is_the_mean_of_the_zooms(images, made, severity, stop, zooms):
     x = images[3] / 255
-    total = x + sum(zoomed(x, 1 + 0.01 * step) for step in range(zooms))
+    factors = np.arange(1, stop, 0.01)
+    assert len(factors) == zooms
+    total = x + sum(zoomed(x, factor) for factor in factors)
     assert_close(made("zoom_blur", severity)[3], as_bytes(total / (zooms + 1)))
 
 
@@ -392,16 +384,13 @@ def test_contrast_is_about_the_mean_of_each_channel(images, made, severity, fact
     ("severity", "alpha", "sigma", "affine"),
     [(1, 0, 0, 0.08), (2, 0.05, 0.2, 0.07), (5, 0.1, 0.03, 0.03)],
 )
-def test_elastic_transform_is_affine_then_displacement(
-    images, made, severity, alpha, sigma, affine
-):
+def test_elastic_transform_is_affine_then_displacement(images, made, severity, alpha, sigma, affine):
     rng = draws("elastic_transform", severity, index=3)
     before = np.array([[26.0, 26.0], [26.0, 6.0], [6.0, 6.0]])  # (x, y): 16 +- 10
     after = before + rng.uniform(-32 * affine, 32 * affine, size=(3, 2))
     noise = rng.uniform(-1, 1, size=(2, 32, 32))
     right, down = (
-        32 * alpha * ndimage.gaussian_filter(field, 32 * sigma, mode="reflect", truncate=3)
-        for field in noise
+        32 * alpha * ndimage.gaussian_filter(field, 32 * sigma, mode="reflect", truncate=3) for field in noise
     )
     # The forward map before -> after from its two edge vectors, then inverted.
     edges = np.column_stack([before[0] - before[1], before[1] - before[2]])
@@ -443,10 +432,7 @@ def test_names_are_the_published_ones():
 
 
 def test_importing_the_names_imports_neither_scipy_nor_pillow():
-    code = (
-        "import sys, fedtta_flwr.data.corruptions\n"
-        "sys.exit(bool({'scipy', 'PIL'} & set(sys.modules)))"
-    )
+    code = "import sys, fedtta_flwr.data.corruptions\nsys.exit(bool({'scipy', 'PIL'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -464,9 +450,7 @@ def test_shape_dtype_and_input_are_kept(images, made, name, severity):
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=5, deadline=None)
 @given(order=st.lists(st.integers(0, 5), min_size=1, max_size=8), severity=st.sampled_from([1, 5]))
-def test_a_sample_depends_on_neither_batch_nor_order(
-    images, made, photographs, name, order, severity
-):
+def test_a_sample_depends_on_neither_batch_nor_order(images, made, photographs, name, order, severity):
     result = corrupt(images[order], name, severity, seed=SEED, indices=order, frost_dir=photographs)
     np.testing.assert_array_equal(result, made(name, severity)[order])
 
@@ -489,10 +473,8 @@ def test_only_the_seed_and_the_index_change_a_random_corruption(images, made, ph
     assert np.array_equal(first, other) == (name in DETERMINISTIC)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_larger_images_and_no_images_are_accepted(photographs, name):
-    if name == "frost":
-        pytest.skip("the made-up photographs are too small")
+@pytest.mark.parametrize("name", [name for name in ALL if name != "frost"])
+def test_larger_images_and_no_images_are_accepted(name):
     large = made_images(2, side=48)
     assert corrupt(large, name, 3, seed=SEED).shape == large.shape
     assert corrupt(large[:0], name, 3, seed=SEED).shape == (0, 48, 48, 3)
@@ -548,9 +530,7 @@ def test_frost_finds_its_folder_in_the_environment(images, made, photographs, mo
     np.testing.assert_array_equal(corrupt(images, "frost", 5, seed=SEED), made("frost", 5))
 
 
-def test_frost_finds_the_package_without_importing_it(
-    images, made, photographs, tmp_path, monkeypatch
-):
+def test_frost_finds_the_package_without_importing_it(images, made, photographs, tmp_path, monkeypatch):
     package = tmp_path / "imagecorruptions"
     (package / "frost").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -42,9 +42,7 @@ def test_every_name_has_a_builder_and_a_description() -> None:
         ("resnet20-gn", 10, 4_327_744, 0, 0, 256),
     ],
 )
-def test_sizes(
-    name: str, classes: int, parameters: int, norms: int, channels: int, features: int
-) -> None:
+def test_sizes(name: str, classes: int, parameters: int, norms: int, channels: int, features: int) -> None:
     with torch.device("meta"):
         model = build(name, classes)
         logits, embedding = (

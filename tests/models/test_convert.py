@@ -50,11 +50,7 @@ def refused(path: Path, architecture: str = "resnet8", classes: int = 10) -> str
 def foreign(architecture: str = "resnet8", classes: int = 10) -> dict[str, Tensor]:
     """A state dict as others write it: no normalisation, the last layer called fc."""
     state = build(architecture, classes).state_dict()
-    return {
-        re.sub("^head", "fc", key): value
-        for key, value in state.items()
-        if not key.startswith("normalize")
-    }
+    return {re.sub("^head", "fc", key): value for key, value in state.items() if not key.startswith("normalize")}
 
 
 @needs_data
@@ -68,9 +64,7 @@ def test_real_files(name: str, tmp_path: Path) -> None:
     assert (("module.*", "*") in renames) == ("akamaster" in name)
     assert (("best_prec1", "(not a weight)") in renames) == ("akamaster" in name)
     save(model, tmp_path / "m", {"architecture": architecture, "classes": str(classes)})
-    assert torch.equal(
-        load(tmp_path / "m").get_parameter("head.bias"), model.get_parameter("head.bias")
-    )
+    assert torch.equal(load(tmp_path / "m").get_parameter("head.bias"), model.get_parameter("head.bias"))
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +143,7 @@ def test_counters_that_old_files_lack_are_separate_zeros(tmp_path: Path) -> None
         ),
     ],
 )
-def test_published_spellings(
-    architecture: str, spelling: list[tuple[str, str]], tmp_path: Path
-) -> None:
+def test_published_spellings(architecture: str, spelling: list[tuple[str, str]], tmp_path: Path) -> None:
     state = foreign(architecture)
     other = {}
     for name, value in state.items():
@@ -210,9 +202,7 @@ def test_what_is_no_state_dict(content: object, said: str, tmp_path: Path) -> No
     assert said in refused(tmp_path / "m.pt")
 
 
-@pytest.mark.parametrize(
-    "content", [b"no checkpoint", b"PK\x03\x04 damaged", b"\x80\x02", b"<html>"]
-)
+@pytest.mark.parametrize("content", [b"no checkpoint", b"PK\x03\x04 damaged", b"\x80\x02", b"<html>"])
 def test_damaged_files(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(content)
     refused(tmp_path / "m.pt")
@@ -227,9 +217,7 @@ def test_differences_are_named(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save(foreign(), path)
     assert "layer1.1.conv1.weight is missing" in refused(path, "resnet20")
-    assert "head.weight is float32 [10, 64], expected float32 [100, 64]" in refused(
-        path, classes=100
-    )
+    assert "head.weight is float32 [10, 64], expected float32 [100, 64]" in refused(path, classes=100)
     torch.save({**foreign(), "aux.weight": torch.zeros(2)}, path)
     assert "'aux.weight' is unknown" in refused(path)
     torch.save({**foreign(), "linear.bias": torch.zeros(10)}, path)

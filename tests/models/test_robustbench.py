@@ -68,9 +68,7 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     class ThreatModel(Enum):
         corruptions = "corruptions"
 
-    entries: dict[str, Any] = {
-        net.__name__: {"model": net, "gdrive_id": "abc"} for net in (Net, Plain, Scaled)
-    }
+    entries: dict[str, Any] = {net.__name__: {"model": net, "gdrive_id": "abc"} for net in (Net, Plain, Scaled)}
     entries["Deck"] = {"model": Net, "gdrive_id": ["a", "b"]}
     utils = ModuleType("robustbench.utils")
 
@@ -201,9 +199,7 @@ def test_the_real_zoo_agrees_with_our_networks(
         expected = net(x)
         # As published: in a wrapper's names and without the normalisation's buffers.
         state = OrderedDict(
-            (f"module.{key}", value)
-            for key, value in net.state_dict().items()
-            if key not in ("mu", "sigma")
+            (f"module.{key}", value) for key, value in net.state_dict().items() if key not in ("mu", "sigma")
         )
         path = tmp_path / dataset / "corruptions" / f"{name}.pt"
         torch.save({"state_dict": state}, path)
