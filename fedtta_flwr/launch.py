@@ -89,10 +89,10 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
     FederationError
         If the SuperLink does not start, or the run does not complete (``flwr run`` itself would exit with 0).
     """
-    from fedtta_flwr.server import check_inputs
+    root, config = app_root(), RunConfig.from_flat(overrides)
+    from fedtta_flwr.server import check_inputs  # imports torch: not before the config is known to be good
 
-    root = app_root()
-    check_inputs(RunConfig.from_flat(overrides))
+    check_inputs(config)
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as env:
         arguments = ["run", str(root), "own", "--format", "json", "--federation-config"]
         arguments.append(f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}")

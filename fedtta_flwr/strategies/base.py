@@ -126,7 +126,9 @@ class PersonalizedStrategy(Strategy):
         )
         self.roster = gather(grid, self.config)
         rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)
-        rounds = min(rounds, num_rounds or self.config.rounds or rounds)
+        if (wanted := num_rounds or self.config.rounds) > rounds:
+            log(WARNING_LEVEL, "rounds = %d: the streams end after %d", wanted, rounds)
+        rounds = min(rounds, wanted or rounds)
         self.summary()
         for observer in self.observers:
             observer.on_start(self.config, tuple(sorted(self.roster.slots)), rounds)

@@ -1,0 +1,32 @@
+"""Ctrl-C in the middle of a run."""
+
+import json
+import signal
+import subprocess
+import time
+
+
+def test_ctrl_c_leaves_a_valid_directory_that_says_it_is_unfinished(environment, tmp_path):
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        ["fedtta", "run", "--output", str(output), "--run-config", "num-clients=4 spatial-heterogeneity=0.5"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (output / "rounds.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    summary = json.loads((output / "summary.json").read_text())
+    rounds = [json.loads(line) for line in (output / "rounds.jsonl").open()]
+    assert summary["finished"] is False
+    assert 1 <= len(rounds) < 60
+    assert summary["rounds"] == len(rounds)
+    assert json.loads((output / "config.json").read_text())["config"]["num-clients"] == 4

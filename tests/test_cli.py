@@ -1,0 +1,73 @@
+"""The `fedtta` command, in this process; tests/e2e starts it for real."""
+
+import pytest
+
+from fedtta_flwr import cli, launch
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import ConfigError
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["fedtta", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_list_shows_every_kind_and_every_key(monkeypatch, capsys):
+    assert call(monkeypatch, "list") == 0
+    shown = capsys.readouterr().out
+    for word in ("fedctta", "bn-stats", "digits", "gaussian_noise", "resnet8", "configs/"):
+        assert word in shown
+    assert call(monkeypatch, "list", "keys") == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {key} " in shown for key in RunConfig().to_flat())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "planets"], ["planets", "strategies"]),
+        (["run", "--engine", "steam"], ["steam", "local", "flower"]),
+        (["run", "--run-config", "nothing.toml"], ["nothing.toml", "no such file"]),
+        (["run", "--run-config", "batch-size"], ["batch-size", "key=value"]),
+        (["run", "--run-config", "batch-sise=3"], ["batch-sise", "unknown key"]),
+        (["run", "--run-config", "seed='x'"], ["seed", "'x'", "valid integer"]),
+        (["run", "--run-config", "output-dir='here'"], ["output-dir", "here", "absolute"]),
+    ],
+)
+def test_what_the_user_can_put_right_is_one_line_and_status_2(monkeypatch, capsys, arguments, words):
+    assert call(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("error: ")
+    assert all(word in err for word in words), err
+
+
+def test_every_shipped_config_is_valid_and_begins_with_its_command():
+    from fedtta_flwr.run_config import read_overrides
+
+    configs = sorted((launch.app_root() / "configs").glob("*.toml"))
+    assert configs
+    for path in configs:
+        RunConfig.from_flat(read_overrides([str(path)]))
+        first, second = path.read_text().splitlines()[:2]
+        assert first.startswith("# fedtta run ")
+        assert f"configs/{path.name}" in first
+        assert second.startswith("# ")
+
+
+def test_overrides_survive_flowers_syntax():
+    from fedtta_flwr.run_config import read_overrides
+
+    overrides = {"strategy": "fedavg", "seed": 3, "fedctta.temperature": 0.5, "output-dir": "/tmp/a b/c", "scores": ""}
+    assert read_overrides([launch._pairs(overrides)]) == overrides
+
+
+def test_another_checkout_is_not_run_by_accident(monkeypatch, tmp_path):
+    (tmp_path / "fedtta_flwr").mkdir()
+    (tmp_path / "server_app.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="another checkout"):
+        launch.app_root()
