@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr.errors import FedTTAError
+from fedtta_flwr import cli_data
+from fedtta_flwr.errors import ConfigError, FedTTAError
 
 app = typer.Typer(
     help="Federated test-time adaptation on Flower.",
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 source = typer.Typer(help="Source models.", no_args_is_help=True)
 app.add_typer(source, name="source")
+app.add_typer(cli_data.app, name="data")
 
 
 @app.command()
@@ -78,6 +80,35 @@ def source_train(
 
     accuracy = train_digits(output, model, epochs=epochs, seed=seed, report=typer.echo)
     typer.echo(f"{output}: {model}, {accuracy:.2f} % on the clean test part")
+
+
+@source.command("convert")
+def source_convert(
+    input_: Annotated[Path, typer.Argument(metavar="INPUT", help="a file of torch.save; no code in it is run")],
+    architecture: Annotated[str, typer.Option(help="what it holds (`fedtta list models`)")],
+    classes: Annotated[int, typer.Option(min=2, help="number of classes")],
+    output: Annotated[Path, typer.Option(help="the .safetensors file to write")],
+    mean: Annotated[str, typer.Option(help="of its input normalisation, for pixels in [0, 1]: r,g,b")],
+    std: Annotated[str, typer.Option(help="the same")],
+) -> None:
+    """Convert a foreign checkpoint; every renaming is shown."""
+    from fedtta_flwr.models.checkpoints import save
+    from fedtta_flwr.models.convert import convert
+
+    statistics = {"mean": _numbers("mean", mean), "std": _numbers("std", std)}
+    model, renames = convert(input_.expanduser(), architecture=architecture, classes=classes, **statistics)
+    for old, new in renames:
+        typer.echo(f"{old} -> {new}")
+    about = {"architecture": architecture, "classes": str(classes), "converted-from": input_.name}
+    save(model, output.expanduser(), about)
+    typer.echo(f"{output}: {architecture}, {classes} classes, mean {mean}, std {std}")
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{option} {text!r}: allowed: numbers separated by commas, e.g. 0.5,0.5,0.5") from None
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ process keeps only what belongs to no client: the networks, the data and the sha
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.streams import Stream
+from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.records import (
     DESCRIPTOR,
@@ -31,6 +32,8 @@ from fedtta_flwr.records import (
 from fedtta_flwr.workbench import Workbench, workbench
 
 NOTHING_LATE = -1
+#: where a client stands: its next slot, the slot whose `post` score is still to come, and the round of that
+CURSOR = ("next-slot", "late-slot", "round")
 
 
 def hello(message: Message, context: Context) -> Message:
@@ -81,11 +84,9 @@ def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:
     if own is not None:
         hosted = tuple(part.strip() for part in str(own).split(",") if part.strip())
         unknown = [name for name in hosted if name not in names]
-        if unknown or not hosted:
-            raise ConfigError(
-                f"node-config clients = {own!r}: {unknown[0] if unknown else 'nobody'} is not of this run; "
-                f"allowed: {names[0]} to {names[-1]}"
-            )
+        if unknown or not hosted or len(set(hosted)) < len(hosted):
+            fault = f"{unknown[0]} is not of this run" if unknown else "each client stands there once, at least one"
+            raise ConfigError(f"node-config clients = {own!r}: {fault}; allowed: {names[0]} to {names[-1]}")
         return tuple(sorted(hosted))
     try:
         part, parts = (
@@ -104,15 +105,18 @@ class _Visited:
     """What one client contributes to the reply."""
 
     domains: list[str] = field(default_factory=list)
-    counts: dict[str, list[Tensor]] = field(default_factory=dict)
+    counts: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     late_domain: str = ""
+    late_round: int = 0
     samples: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
     memory: dict[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
+    predictions: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def count(self, key: str, correct: Tensor) -> None:
-        self.counts.setdefault(key, []).append(correct)
+        """Enter counts [K] for the latest slot, since those before it may have had no labels."""
+        self.counts.setdefault(key, {})[0 if key.startswith("late") else len(self.domains) - 1] = correct
 
 
 def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: RecordDict) -> RecordDict:
@@ -125,6 +129,11 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
         visited.append(_visit_one(bench, client, request, own, memory))
     for v in visited:  # only now: a visit that fails half-way must leave no client half-advanced
         memory.update(v.memory)
+    for client, v in zip(clients, visited, strict=True):
+        stream = bench.stream(client)
+        if isinstance(stream, TakesPredictions):
+            for slot, probabilities in v.predictions:
+                stream.predicted(slot, probabilities, int(request["round"]))  # type: ignore[arg-type]
     updated = [i for i, v in enumerate(visited) if v.samples]
     classes = bench.test_set.classes
     slots = max((len(v.domains) for v in visited), default=0)
@@ -137,6 +146,8 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
                     "samples": [visited[i].samples for i in updated],
                     "domains": [d for v in visited for d in v.domains + [""] * (slots - len(v.domains))],
                     "late-domains": [v.late_domain for v in visited],
+                    "late-rounds": [v.late_round for v in visited],
+                    "round": request["round"],
                     "rolled-back": bench.adapter.rolled_back - rolled_back,
                 }
             ),
@@ -158,7 +169,7 @@ def _stack_counts(visited: list[_Visited], slots: int, classes: int) -> dict[str
         length = 1 if key.startswith("late") else slots
         table = torch.zeros((len(visited), length, classes), dtype=torch.int32)
         for i, v in enumerate(visited):
-            for j, counts in enumerate(v.counts.get(key, [])):
+            for j, counts in v.counts.get(key, {}).items():
                 table[i, j] = counts
         stacked[key] = table
     return stacked
@@ -174,7 +185,7 @@ def _visit_one(
     """One client's visit: score the mixture that came, then go through the next slots in order."""
     stream, adapter, result = bench.stream(client), bench.adapter, _Visited()
     classes = bench.test_set.classes
-    slot, late_slot = _recall(bench, client, memory)
+    slot, late_slot, result.late_round = _recall(bench, client, memory)
     adapter.load_adapted_state(bench.initial if personal is None else personal)
     if "post" in bench.scores and late_slot != NOTHING_LATE:
         x, y = _batch(bench, stream, late_slot)
@@ -182,44 +193,59 @@ def _visit_one(
         if y is not None:
             result.count("late-seen", torch.bincount(y, minlength=classes))
             result.count("late", hits(adapter.predict(x), y, classes))
-    last = min(slot + int(request["slots"]), len(stream)) - 1  # type: ignore[arg-type]
-    for current in range(slot, last + 1):
-        x, y = _batch(bench, stream, current)
+    end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
+    late = NOTHING_LATE
+    for current, x, y, is_last in _batches(bench, stream, range(slot, end)):
         result.domains.append(stream.domains[current])
         result.samples += len(x)
-        outputs = _outputs(bench, x, is_last=current == last)
-        if y is not None:
-            result.count("seen", torch.bincount(y, minlength=classes))
-            for score, logits in outputs.items():
-                result.count(score, hits(logits, y, classes))
+        if y is None:
+            outputs = _outputs(bench, x, scored=(), is_last=is_last)
+            if isinstance(stream, TakesPredictions):
+                result.predictions.append((current, outputs["tta"].softmax(dim=1).cpu()))
+        else:
+            outputs = _outputs(bench, x, scored=bench.scores, is_last=is_last)
+            seen = torch.bincount(y, minlength=classes)
+            result.count("seen", seen)
+            for score in outputs.keys() & set(bench.scores):
+                result.count(score, hits(outputs[score], y, classes))
             if "post" in bench.scores:
-                seen = torch.bincount(y, minlength=classes)
-                result.count("post-seen", seen * (current != last))
-        if current == last:
+                result.count("post-seen", seen * (not is_last))
+        if is_last:
             result.descriptor = bench.describe(str(request["descriptor"]), _options(request), x)
+            late = NOTHING_LATE if y is None else current
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
-        result.memory = _memory(bench, client, next_slot=last + 1, late_slot=last)
-    else:
-        result.memory = _memory(bench, client, next_slot=slot, late_slot=NOTHING_LATE)
+    result.memory = _memory(bench, client, max(slot, end), late, int(request["round"]))  # type: ignore[arg-type]
     return result
 
 
-def _outputs(bench: Workbench, x: Tensor, is_last: bool) -> dict[str, Tensor]:
-    """Adapt to one batch and return the logits [B, K] behind every score that can be had now."""
+def _batches(bench: Workbench, stream: ClientStream, slots: range) -> Iterator[tuple[int, Tensor, Tensor | None, bool]]:
+    """Yield (slot, images, labels, is it the last?) of the slots that have samples; a live one may have none."""
+    held: tuple[int, Tensor, Tensor | None] | None = None
+    for slot in slots:
+        x, y = _batch(bench, stream, slot)
+        if len(x):
+            if held is not None:
+                yield *held, False
+            held = slot, x, y
+    if held is not None:
+        yield *held, True
+
+
+def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...], is_last: bool) -> dict[str, Tensor]:
+    """Adapt to one batch and return the logits [B, K] behind every score that can be had now, and "tta"."""
     outputs: dict[str, Tensor] = {}
-    if "source" in bench.scores:
+    if "source" in scored:
         with torch.inference_mode():
             outputs["source"] = bench.source(x)
     if "local" in bench.scores:
-        bench.lone.adapt(x)
+        bench.lone.adapt(x)  # labels or not: it goes through the whole stream
+    if "local" in scored:
         outputs["local"] = bench.lone.predict(x)
-    if "pre" in bench.scores:
+    if "pre" in scored:
         outputs["pre"] = bench.adapter.predict(x)
-    tta = bench.adapter.adapt(x)
-    if "tta" in bench.scores:
-        outputs["tta"] = tta
-    if "post" in bench.scores and not is_last:
+    outputs["tta"] = bench.adapter.adapt(x)
+    if "post" in scored and not is_last:
         outputs["post"] = bench.adapter.predict(x)  # no aggregation follows: its own state is what it goes on with
     return outputs
 
@@ -229,7 +255,7 @@ def hits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=classes).cpu()
 
 
-def _batch(bench: Workbench, stream: Stream, slot: int) -> tuple[Tensor, Tensor | None]:
+def _batch(bench: Workbench, stream: ClientStream, slot: int) -> tuple[Tensor, Tensor | None]:
     x, y = stream.batch(slot)
     return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
 
@@ -239,16 +265,16 @@ def _options(request: ConfigRecord) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
 
 
-def _recall(bench: Workbench, client: str, memory: RecordDict) -> tuple[int, int]:
-    """Put a client's own state into the adapters; return its next slot and the slot still to be scored."""
+def _recall(bench: Workbench, client: str, memory: RecordDict) -> tuple[int, int, int]:
+    """Put a client's own state into the adapters; return its next slot, the one still to be scored and its round."""
     bench.adapter.load_local_state(_kept(memory, f"{client}/local"))
     if "local" in bench.scores:
         bench.lone.load_adapted_state(_kept(memory, f"{client}/lone") or bench.initial)
         bench.lone.load_local_state(_kept(memory, f"{client}/lone-local"))
     cursor = memory.config_records.get(client)
     if cursor is None:
-        return 0, NOTHING_LATE
-    return int(cursor["next-slot"]), int(cursor["late-slot"])  # type: ignore[arg-type]
+        return 0, NOTHING_LATE, 0
+    return tuple(int(cursor[key]) for key in CURSOR)  # type: ignore[arg-type, return-value]
 
 
 def _kept(memory: RecordDict, key: str) -> dict[str, Tensor]:
@@ -256,10 +282,10 @@ def _kept(memory: RecordDict, key: str) -> dict[str, Tensor]:
     return {} if record is None else from_arrays(record)
 
 
-def _memory(bench: Workbench, client: str, *, next_slot: int, late_slot: int) -> dict[str, ArrayRecord | ConfigRecord]:
+def _memory(bench: Workbench, client: str, *cursor: int) -> dict[str, ArrayRecord | ConfigRecord]:
     """Return what a client must find again at its next visit."""
     memory: dict[str, ArrayRecord | ConfigRecord] = {
-        client: ConfigRecord({"next-slot": next_slot, "late-slot": late_slot}),
+        client: ConfigRecord(dict(zip(CURSOR, cursor, strict=True))),
         f"{client}/local": to_arrays(bench.adapter.local_state()),
     }
     if "local" in bench.scores:

@@ -7,11 +7,13 @@ there); a test keeps both equal. Flower hands the config over flat (``fedctta.te
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedtta_flwr.data.checks import check_streams
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import EntropyOptions, FedCTTAOptions, NoOptions, Options, kebab
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
@@ -29,8 +31,21 @@ class RunConfig(BaseModel):
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
     dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
     data_dir: str = Field("", description="folder of the data set; empty where none is needed")
-    model: str = Field("resnet8", description="architecture of the source model (`fedtta list`)")
-    checkpoint: str = Field("", description="source model, .safetensors; empty = the embedded one")
+    image_size: Annotated[int, Field(ge=8, le=1024)] = Field(
+        32, description="pixels a side to which the images of `folder` and `live` are resized"
+    )
+    classes: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        0, description="number of classes; 0 = as many as the data set has; `live` and an own stream need it"
+    )
+    model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`) or robustbench:ID")
+    checkpoint: str = Field(
+        "",
+        description="source model, .safetensors; empty = the embedded one; with robustbench:ID the zoo's folder of "
+        "models, empty = ~/.cache/fedtta/robustbench",
+    )
+    legacy_no_norm: bool = Field(
+        False, description="leave the model's input normalisation out, as the published CIFAR-100 rows did"
+    )
     num_clients: Annotated[int, Field(ge=1, le=100_000)] = Field(20, description="clients")
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(10, description="samples per slot")
     severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of every corruption")
@@ -46,27 +61,54 @@ class RunConfig(BaseModel):
         0.2, description="SH: groups of clients that see different corruptions, divided by clients"
     )
     slots_per_corruption: Annotated[int, Field(ge=0)] = Field(
-        10, description="batches of each corruption that a client sees; 0 = all samples"
+        8, description="batches of each corruption that a client sees; 0 = all samples"
     )
     shift_length: Annotated[int, Field(ge=1)] = Field(
-        10, description="slots between two shifts of a client's corruption; TH = 1 / shift-length"
+        8, description="slots between two shifts of a client's corruption; TH = 1 / shift-length"
     )
-    rounds: Annotated[int, Field(ge=0)] = Field(0, description="0 = to the end of the streams")
+    group_orders: str = Field(
+        "",
+        description="orders of the corruptions, e.g. 4:+0,3:+1,3:reverse (or COUNT:random); empty = from "
+        "spatial-heterogeneity",
+    )
+    mixed_domains: bool = Field(False, description="every batch holds all corruptions, instead of one after the other")
+    severity_schedule: Literal["constant", "gradual"] = Field(
+        "constant", description="gradual: between two shifts up from 1 to severity and down to 1 again"
+    )
+    sampling: Literal["fling-iid", "disjoint"] = Field(
+        "fling-iid", description="fling-iid: clients draw independently and overlap; disjoint: no sample twice"
+    )
+    class_skew: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="delta of the Dirichlet distribution of a client's classes; 0.0 = no skew"
+    )
+    class_skew_seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        1, description="of the class skew alone: the published partitions have 1 whatever the run's seed"
+    )
+    stream_order: Literal["shuffled", "class-sorted"] = Field(
+        "shuffled", description="of a client's samples within each corruption"
+    )
+    stream: str = Field(
+        "", description="my_module:my_stream, a function (config, client) of your own; empty = cut from the data set"
+    )
+    live_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        1.0, description="seconds that `live` waits for a full batch before it goes on with what is there"
+    )
+    rounds: Annotated[int, Field(ge=0)] = Field(0, description="0 = to the end of the streams; `live` needs a number")
     aggregate_every: Annotated[int, Field(ge=1)] = Field(
         1, description="slots that a client adapts to between two aggregations"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of every random draw")
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = Field(
         "auto", description="auto, cpu, cuda or cuda:N; auto = CUDA where there is one"
     )
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        2, description="CPU threads per client process; fixed, so that sums do not depend on it"
+        1, description="CPU threads per client process; fixed, so that sums do not depend on it"
     )
-    round_timeout: Annotated[float, Field(gt=0)] = Field(
+    round_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         3600.0, description="seconds after which a round goes on without those who have not replied"
     )
-    join_timeout: Annotated[float, Field(gt=0)] = Field(
-        120.0, description="seconds to wait at the start for all clients to be there"
+    join_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        300.0, description="seconds to wait at the start for all clients to be there"
     )
     output_dir: str = Field("", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs")
     entropy: EntropyOptions = EntropyOptions()
@@ -87,6 +129,20 @@ class RunConfig(BaseModel):
     def _corruptions(cls, value: str) -> str:
         return _checked_list("corruptions", value, ("none", *CORRUPTIONS, *EXTRA_CORRUPTIONS))
 
+    @field_validator("group_orders")
+    @classmethod
+    def _group_orders(cls, value: str) -> str:
+        parse_group_orders(value)
+        return value
+
+    @field_validator("stream")
+    @classmethod
+    def _stream(cls, value: str) -> str:
+        module, _, function = value.partition(":")
+        if value and not (all(part.isidentifier() for part in module.split(".")) and function.isidentifier()):
+            raise ConfigError(f"stream = {value!r}: no name of a function; allowed: empty, or my_module:my_stream")
+        return value
+
     @field_validator("scores")
     @classmethod
     def _scores(cls, value: str) -> str:
@@ -95,11 +151,13 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         groups = self.spatial_heterogeneity * self.num_clients
-        if groups < 0.5:
+        counts = not (self.group_orders or self.stream or self.dataset == "live")
+        if counts and groups < 0.5:
             raise ConfigError(
                 f"spatial-heterogeneity = {self.spatial_heterogeneity}: less than one group; allowed "
                 f"with num-clients = {self.num_clients}: {1 / self.num_clients:g} (one group) to 1.0"
             )
+        check_streams(self)
         return self
 
     @classmethod
@@ -121,11 +179,12 @@ class RunConfig(BaseModel):
             table, dot, rest = key.partition(".")
             if not dot:
                 nested[key] = value
-                continue
-            entry = nested.setdefault(table, {})
-            if not isinstance(entry, dict):
-                raise ConfigError(f"{key}: unknown key; {table!r} is a value, not a table")
-            entry[rest] = value
+            elif isinstance(entry := nested.setdefault(table, {}), dict):
+                entry[rest] = value
+        for key in flat:
+            table, dot, _ = key.partition(".")
+            if "_" in key or not key.isprintable() or (dot and table in flat):
+                raise ConfigError(f"{key!r}: unknown key; `fedtta list keys` prints the allowed ones")
         try:
             return cls.model_validate(nested)
         except ValidationError as error:
@@ -197,5 +256,7 @@ def _one_line(error: ValidationError) -> str:
         text = f"{key}: unknown key; `fedtta list keys` prints the allowed ones"
     else:
         wanted = first["msg"].replace("Input should be ", "")
+        if first["type"] == "string_pattern_mismatch":  # the pattern is for the machine
+            wanted = str(RunConfig.model_fields[key.replace("-", "_")].description)
         text = f"{key} = {first['input']!r}: allowed: {wanted}"
     return text + (f" (and {len(others)} more faults)" if others else "")

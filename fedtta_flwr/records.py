@@ -10,7 +10,7 @@ train.visit    ``visit``      round, slots to go through, client names, descript
 reply          ``visit``      client names, slots, domains, samples, seconds, steps rolled back
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
-               ``scores``     counts per class, int64 [C, T, K]: see `ScoreKey`
+               ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score
 =============  =============  ==============================================================================
 
 Nothing else travels: no weights that adaptation cannot change, no integer buffers, no samples, no predictions.
@@ -33,10 +33,6 @@ DESCRIPTOR = "descriptor"
 SCORES = "scores"
 INFO = "visit"
 ERROR = "error"
-
-#: in `scores`: number of labelled samples of each class, for this visit's slots and for the ones scored late
-SEEN = "seen"
-SEEN_LATE = "post-seen"
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:

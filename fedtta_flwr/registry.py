@@ -73,5 +73,6 @@ def resolve(kind: str, name: str, known: dict[str, tuple[str, str]]) -> Any:
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {error}") from error
+    except Exception as error:  # a package of the user's own may raise anything
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {text}") from error

@@ -1,5 +1,6 @@
 """Run-config overrides from the command line and from files."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from flwr.common.config import parse_config_args
 
 from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import ConfigError
+
+PAIR = re.compile(r"""(?<!\S)[^\s=]+=('[^']*'|"[^"]*"|\S+)(?!\S)""")
 
 
 def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
@@ -35,7 +38,8 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
         except (click.ClickException, ValueError) as error:
             text = getattr(error, "message", str(error)).splitlines()[0]
             raise ConfigError(f"--run-config {argument!r}: {text}") from None
-        if not found and not argument.endswith(".toml"):
+        # Flower's parser passes over whatever is no pair, such as a flag inside the quotes.
+        if not argument.endswith(".toml") and (not found or PAIR.sub("", argument).strip()):
             raise ConfigError(
                 f"--run-config {argument!r}: allowed: 'key=value ...', strings in quotes, or a .toml file"
             )

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from fedtta_flwr.config import RunConfig, Scalar
-from fedtta_flwr.data.datasets import open_test_set
-from fedtta_flwr.data.streams import make_stream
+from fedtta_flwr.data.build import check_data
+from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import STRATEGIES, resolve
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
@@ -15,8 +15,10 @@ from fedtta_flwr.strategies.base import PersonalizedStrategy
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     """Build the run's strategy, without observers."""
-    strategy: PersonalizedStrategy = resolve("strategy", config.strategy, STRATEGIES)(config)
-    return strategy
+    kind = resolve("strategy", config.strategy, STRATEGIES)
+    if not (isinstance(kind, type) and issubclass(kind, PersonalizedStrategy)):
+        raise ConfigError(f"strategy = {config.strategy!r}: no subclass of {PersonalizedStrategy.__name__}")
+    return kind(config)
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -24,9 +26,7 @@ def check_inputs(config: RunConfig) -> None:
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
     """
-    test_set = open_test_set(config.dataset, config.data_dir, config.seed)
-    make_stream(config, config.client_names()[0], test_set)
-    load_source(config, test_set.classes)
+    load_source(config, check_data(config).classes)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a client process keeps between visits because it belongs to no client: networks, data, shared noise."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.datasets import open_test_set
-from fedtta_flwr.data.streams import Stream, make_stream
+from fedtta_flwr.data.build import build_stream, open_data
+from fedtta_flwr.data.contracts import ClientStream
 from fedtta_flwr.descriptors import noise_images, noise_logits
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
@@ -25,20 +26,22 @@ class Workbench:
         self.config = config
         self.device = choose_device(config.device)
         self.scores = config.score_names()
-        self.test_set = open_test_set(config.dataset, config.data_dir, config.seed)
+        self.test_set = open_data(config)
         model = load_source(config, self.test_set.classes).to(self.device)
         self.source: nn.Module = deepcopy(model)
         self.adapter = make_adapter(config, deepcopy(model))
         #: never mixed: what the same adapter does alone, on the same stream
         self.lone = make_adapter(config, model)
         self.initial = {name: t.clone() for name, t in self.adapter.adapted_state().items()}
-        self._streams: dict[str, Stream] = {}
+        #: of the node whose message is being served; a process may serve several
+        self.node_config: Mapping[str, object] = {}
+        self._streams: dict[str, ClientStream] = {}
         self._noise: dict[int, Tensor] = {}
 
-    def stream(self, client: str) -> Stream:
+    def stream(self, client: str) -> ClientStream:
         """Return a client's stream."""
         if client not in self._streams:
-            self._streams[client] = make_stream(self.config, client, self.test_set)
+            self._streams[client] = build_stream(self.config, client, self.test_set, self.node_config)
         return self._streams[client]
 
     def describe(self, descriptor: str, options: dict[str, Any], x: Tensor) -> Tensor | None:
@@ -64,6 +67,7 @@ def workbench(context: Context) -> Workbench:
         bench = Workbench(RunConfig.from_flat(context.run_config))
         _workbenches.clear()  # one run at a time: an earlier run's networks and images are let go
         _workbenches[context.run_id] = bench
+    bench.node_config = context.node_config
     return bench
 
 

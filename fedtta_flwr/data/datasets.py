@@ -2,46 +2,37 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtta_flwr.data.contracts import Images, TestSet
 from fedtta_flwr.errors import ConfigError, DataError
 
 #: name -> one line of explanation
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, upscaled to 32x32x3; embedded, no download",
+    "cifar10-c": "the published arrays, <corruption>.npy and labels.npy (`fedtta data get cifar10-c`)",
+    "cifar100-c": "the same for CIFAR-100 (`fedtta data get cifar100-c`)",
+    "cifar10": "torchvision's cifar-10-batches-py; its test part is corrupted as it is used",
+    "cifar100": "torchvision's cifar-100-python, or cifar100_test.npz; corrupted as it is used",
+    "cifar10.1": "cifar10.1_v6_data.npy and cifar10.1_v6_labels.npy; corrupted as it is used",
+    "folder": "a folder of images for each class; resized to image-size, corrupted as it is used",
+    "arrays": "images.npy (uint8 [N, H, W, 3]) and labels.npy; corrupted as it is used",
+    "live": "unlabelled images that arrive in a folder while the run goes on",
 }
 CLEAN = "none"
-
-
-class TestSet(Protocol):
-    """Labelled images of which corrupted versions can be had.
-
-    Attributes
-    ----------
-    classes : int
-        Number of classes K.
-    labels : ndarray of int64
-        [N], in 0..K-1.
-    """
-
-    classes: int
-    labels: NDArray[np.int64]
-
-    def images(self, corruption: str, severity: int) -> NDArray[np.uint8]:
-        """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones)."""
-        ...
+#: those in which image-size counts, and those that can have more classes than the labels show
+RESIZED, OPEN_ENDED = ("folder", "live"), ("arrays", "live")
 
 
 class Corruptible:
-    """A test set in memory whose corrupted versions are made when they are first asked for, and kept.
+    """A test set whose corrupted images are made when they are first asked for, and kept by this process.
 
     Parameters
     ----------
-    clean : ndarray of uint8
-        [N, H, W, 3].
+    clean : Images
+        uint8 [N, H, W, 3], in memory or on disk.
     labels : ndarray of int64
         [N].
     classes : int
@@ -50,54 +41,142 @@ class Corruptible:
         Of the corruptions.
     """
 
-    def __init__(self, clean: NDArray[np.uint8], labels: NDArray[np.int64], classes: int, seed: int) -> None:
+    def __init__(self, clean: Images, labels: NDArray[np.int64], classes: int, seed: int) -> None:
         self.labels = labels
         self.classes = classes
         self._seed = seed
-        self._versions: dict[tuple[str, int], NDArray[np.uint8]] = {(CLEAN, 0): clean}
+        self._clean = clean
+        self._versions: dict[tuple[str, int], Corrupted] = {}
 
-    def images(self, corruption: str, severity: int) -> NDArray[np.uint8]:
+    def images(self, corruption: str, severity: int) -> Images:
         """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones)."""
-        from fedtta_flwr.data.corruptions import corrupt
-
-        key = (corruption, 0 if corruption == CLEAN else severity)
+        if corruption == CLEAN:
+            return self._clean
+        key = (corruption, severity)
         if key not in self._versions:
-            clean = self._versions[CLEAN, 0]
-            self._versions[key] = corrupt(clean, corruption, severity, seed=self._seed)
+            self._versions[key] = Corrupted(self._clean, corruption, severity, self._seed)
         return self._versions[key]
 
 
-def open_test_set(name: str, data_dir: str, seed: int) -> TestSet:
+class Corrupted:
+    """One corrupted version of some images; an image is made when it is first read.
+
+    A sample's corruption depends on its position alone, so it is the same in whatever order they are read.
+    """
+
+    def __init__(self, clean: Images, corruption: str, severity: int, seed: int) -> None:
+        self._clean, self._corruption, self._severity, self._seed = clean, corruption, severity, seed
+        self._made = np.zeros(len(clean), dtype=bool)
+        self._pixels: NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._made)
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        """Return the images [B, H, W, 3] at these positions."""
+        from fedtta_flwr.data.corruptions import corrupt
+
+        rows = np.arange(len(self))[rows]
+        todo = np.unique(rows[~self._made[rows]])
+        if len(todo):
+            made = corrupt(self._clean[todo], self._corruption, self._severity, seed=self._seed, indices=todo)
+            if self._pixels is None:
+                # Memory is taken page by page as images are written, not for all N at once.
+                self._pixels = np.empty((len(self), *made.shape[1:]), np.uint8)
+            self._pixels[todo] = made
+            self._made[todo] = True
+        if self._pixels is None:
+            return self._clean[rows]  # no rows: nothing to corrupt
+        return self._pixels[rows]
+
+
+def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, classes: int = 0) -> TestSet:
     """Open a data set's test part by name.
 
     Parameters
     ----------
     name : str
-        One of `DATASETS`.
+        One of `DATASETS`, except "live", which is no set but a stream.
     data_dir : str
         Its folder; must be empty for an embedded set, and exist for all others.
     seed : int
         Of corruptions that are made here.
+    image_size : int
+        Pixels a side of the images of a "folder".
+    classes : int
+        Number of classes; 0 = as many as the set has. Only "arrays" may have more than its labels show.
 
     Raises
     ------
     ConfigError
-        If the name is unknown.
+        If the name is unknown, or an option does not apply to this set.
     DataError
         If its folder or a file in it is not as expected.
     """
-    if name not in DATASETS:
+    if name not in _OPEN:
         raise ConfigError(f"dataset = {name!r}: unknown; allowed: {', '.join(DATASETS)}")
-    if data_dir and not Path(data_dir).expanduser().is_dir():
+    if name not in RESIZED and image_size != 32:
+        raise ConfigError(f"image-size = {image_size}: {name} has 32, or its own; allowed with {', '.join(RESIZED)}")
+    folder = Path(data_dir).expanduser()
+    if data_dir and not folder.is_dir():
         raise DataError(f"data-dir = {data_dir!r}: no such folder; name the folder that holds {name}")
-    return _OPEN[name](data_dir, seed)
+    if name == "digits" and data_dir:
+        raise ConfigError(f"data-dir = {data_dir!r}: {name} needs none; leave it empty")
+    if name != "digits" and not data_dir:
+        raise ConfigError(f"data-dir is empty: dataset = {name!r} needs the folder that holds it")
+    found = _OPEN[name](folder, seed, image_size, classes)
+    if classes and classes != found.classes:
+        raise ConfigError(f"classes = {classes}: {name} has {found.classes}; allowed: 0 or {found.classes}")
+    return found
 
 
-def _digits(data_dir: str, seed: int) -> TestSet:
+def _digits(folder: Path, seed: int, size: int, classes: int) -> TestSet:
     from fedtta_flwr.data.digits import test_part
 
     images, labels = test_part()
-    return Corruptible(images, labels, classes=10, seed=seed)
+    return Corruptible(images, labels, 10, seed)
 
 
-_OPEN: dict[str, Callable[[str, int], TestSet]] = {"digits": _digits}
+def _zenodo(name: str) -> Callable[[Path, int, int, int], TestSet]:
+    def open_it(folder: Path, seed: int, size: int, classes: int) -> TestSet:
+        from fedtta_flwr.data.zenodo import ZenodoSet
+
+        return ZenodoSet(folder, name)
+
+    return open_it
+
+
+def _cifar(name: str) -> Callable[[Path, int, int, int], TestSet]:
+    def open_it(folder: Path, seed: int, size: int, classes: int) -> TestSet:
+        from fedtta_flwr.data.cifar import READERS
+
+        images, labels, found = READERS[name](folder)
+        return Corruptible(images, labels, found, seed)
+
+    return open_it
+
+
+def _folder(folder: Path, seed: int, size: int, classes: int) -> TestSet:
+    from fedtta_flwr.data.folders import ImageTree
+
+    tree = ImageTree(folder, size)
+    return Corruptible(tree, tree.labels, len(tree.class_names), seed)
+
+
+def _arrays(folder: Path, seed: int, size: int, classes: int) -> TestSet:
+    from fedtta_flwr.data.npy import map_array, read_labels
+
+    remedy = "write both with numpy.save"
+    images = map_array(folder / "images.npy", dtype="uint8", shape=(None, None, None, 3), remedy=remedy)
+    labels = read_labels(folder / "labels.npy", count=len(images), classes=classes or None, remedy=remedy)
+    return Corruptible(images, labels, classes or int(labels.max()) + 1, seed)
+
+
+_OPEN: dict[str, Callable[[Path, int, int, int], TestSet]] = {
+    "digits": _digits,
+    **{name: _zenodo(name) for name in ("cifar10-c", "cifar100-c")},
+    **{name: _cifar(name) for name in ("cifar10", "cifar100", "cifar10.1")},
+    "folder": _folder,
+    "arrays": _arrays,
+}

@@ -1,6 +1,8 @@
 """Who sees which samples when: a pure function of (config, client)."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,12 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.datasets import TestSet
+from fedtta_flwr.data.contracts import TestSet
+from fedtta_flwr.data.orders import parse_group_orders
+from fedtta_flwr.data.sampling import draw_samples
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+MIXED = "mixed"
 
 
 def group_of(client: int, clients: int, groups: int) -> int:
@@ -48,6 +54,26 @@ def corruption_of(position: int, group: int, corruptions: int, groups: int) -> i
     return (position + math.ceil(group * corruptions / groups)) % corruptions
 
 
+def gradual_severities(positions: Sequence[int], peak: int) -> list[int]:
+    """Return the severity of every slot: from one shift to the next it rises from 1 to `peak` and falls back to 1.
+
+    A run that is too short for all 2 * peak - 1 levels takes evenly spaced ones of them; a single slot has the peak.
+
+    Parameters
+    ----------
+    positions : sequence of int
+        The position of every slot (`position_schedule`).
+    peak : int
+        The highest severity, 1 to 5.
+    """
+    levels = [*range(1, peak), *range(peak, 0, -1)]
+    severities: list[int] = []
+    for _, group in itertools.groupby(positions):
+        length = len(list(group))
+        severities += [levels[(2 * i + 1) * len(levels) // (2 * length)] for i in range(length)]
+    return severities
+
+
 @dataclass(frozen=True)
 class Stream:
     """The batches of one client, in order.
@@ -59,9 +85,17 @@ class Stream:
     group : int
         Clients of one group see the same corruption at the same time.
     domains : tuple of str
-        The corruption of every slot.
+        The corruption of every slot, or "mixed".
     rows : tuple of ndarray
         The sample indices of every slot; the last of a corruption may be shorter than the others.
+    severity : int
+        Of every slot for which `severities` says nothing else.
+    source : TestSet
+        Where the samples are.
+    severities : tuple of int
+        Of every slot; empty where it never changes.
+    mixture : tuple of tuple of str
+        The corruption of every sample of every slot; empty where a slot has one corruption.
     """
 
     client: str
@@ -70,6 +104,8 @@ class Stream:
     rows: tuple[NDArray[np.int64], ...]
     severity: int
     source: TestSet
+    severities: tuple[int, ...] = ()
+    mixture: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         """Return the number of slots."""
@@ -80,16 +116,29 @@ class Stream:
         import torch
 
         rows = self.rows[slot]
-        images = self.source.images(self.domains[slot], self.severity)[rows]
+        severity = self.severities[slot] if self.severities else self.severity
+        if self.mixture:
+            images = self._mixed(rows, np.array(self.mixture[slot]), severity)
+        else:
+            images = self.source.images(self.domains[slot], severity)[rows]
         x = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
         return x, self.source.labels[rows]
+
+    def _mixed(self, rows: NDArray[np.int64], names: NDArray[np.str_], severity: int) -> NDArray[np.uint8]:
+        images: NDArray[np.uint8] | None = None
+        for name in np.unique(names):
+            part = self.source.images(str(name), severity)[rows[names == name]]
+            if images is None:
+                images = np.empty((len(rows), *part.shape[1:]), np.uint8)
+            images[names == name] = part
+        return images if images is not None else self.source.images("none", severity)[rows]
 
 
 def make_stream(config: RunConfig, client: str, source: TestSet) -> Stream:
     """Cut one client's stream from a test set.
 
-    Every client draws its samples without replacement and independently of the others, the same ones for each
-    corruption (the sampler of the FedTSA and FedCTTA protocol).
+    Its samples are those of `draw_samples`, the same ones for each corruption; which corruption comes when is decided
+    by ``spatial-heterogeneity`` or ``group-orders``, and by ``shift-length``.
 
     Raises
     ------
@@ -99,24 +148,53 @@ def make_stream(config: RunConfig, client: str, source: TestSet) -> Stream:
     names = config.client_names()
     if client not in names:
         raise ConfigError(f"client {client!r}: not of this run; allowed: {names[0]} to {names[-1]}")
-    available = len(source.labels)
-    slots = config.slots_per_corruption or math.ceil(available / config.batch_size)
-    wanted = slots * config.batch_size if config.slots_per_corruption else available
-    if max(wanted, config.batch_size) > available:
-        raise ConfigError(
-            f"batch-size = {config.batch_size} x slots-per-corruption = {slots}: {slots * config.batch_size} "
-            f"samples of each corruption; allowed: at most {available}, the size of {config.dataset}'s test part"
-        )
-    samples = numpy_rng(config.seed, client, "samples").permutation(available)[:wanted]
-    batches = [samples[i : i + config.batch_size] for i in range(0, wanted, config.batch_size)]
+    samples = draw_samples(config, client, source.labels, source.classes)
     corruptions = config.corruption_names()
-    groups = max(1, round(config.spatial_heterogeneity * config.num_clients))
-    group = group_of(names.index(client), config.num_clients, groups)
-    schedule = position_schedule(len(corruptions), slots, config.shift_length)
+    group, order = _order(config, client)
+    if config.mixed_domains:
+        rows, mixture = _mix(config, client, samples, source.labels)
+        return Stream(client, group, (MIXED,) * len(rows), rows, config.severity, source, mixture=mixture)
+    batches = [samples[i : i + config.batch_size] for i in range(0, len(samples), config.batch_size)]
+    schedule = position_schedule(len(corruptions), len(batches), config.shift_length)
     seen = [0] * len(corruptions)
-    domains, rows = [], []
+    domains, own_rows = [], []
     for position in schedule:
-        domains.append(corruptions[corruption_of(position, group, len(corruptions), groups)])
-        rows.append(batches[seen[position]])
+        domains.append(corruptions[order[position]])
+        own_rows.append(batches[seen[position]])
         seen[position] += 1
-    return Stream(client, group, tuple(domains), tuple(rows), config.severity, source)
+    gradual = config.severity_schedule == "gradual"
+    severities = tuple(gradual_severities(schedule, config.severity)) if gradual else ()
+    return Stream(client, group, tuple(domains), tuple(own_rows), config.severity, source, severities)
+
+
+def _order(config: RunConfig, client: str) -> tuple[int, list[int]]:
+    """Return a client's group, and which corruption it meets at each position."""
+    rank, corruptions = config.client_names().index(client), len(config.corruption_names())
+    first = 0
+    for group, order in enumerate(parse_group_orders(config.group_orders)):
+        if rank < first + order.clients:
+            return group, order.positions(corruptions, config.seed, client)
+        first += order.clients
+    groups = max(1, round(config.spatial_heterogeneity * config.num_clients))
+    group = group_of(rank, config.num_clients, groups)
+    return group, [corruption_of(position, group, corruptions, groups) for position in range(corruptions)]
+
+
+def _mix(
+    config: RunConfig, client: str, samples: NDArray[np.int64], labels: NDArray[np.int64]
+) -> tuple[tuple[NDArray[np.int64], ...], tuple[tuple[str, ...], ...]]:
+    """Deal the corruptions out one by one, each with the samples in an order of its own."""
+    corruptions = config.corruption_names()
+    columns = []
+    for name in corruptions:
+        column = numpy_rng(config.seed, client, "mixed", name).permutation(samples)
+        if config.stream_order == "class-sorted":
+            column = column[np.argsort(labels[column], kind="stable")]
+        columns.append(column)
+    rows = np.stack(columns, axis=1).reshape(-1)
+    names = corruptions * len(samples)
+    starts = range(0, len(rows), config.batch_size)
+    return (
+        tuple(rows[i : i + config.batch_size] for i in starts),
+        tuple(names[i : i + config.batch_size] for i in starts),
+    )

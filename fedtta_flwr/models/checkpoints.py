@@ -97,8 +97,8 @@ def load(path: str | Path, *, architecture: str | None = None, classes: int | No
         key: tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std") if f"normalize.{key}" in tensors
     }
     try:
-        # On the meta device no weights are drawn: faster, and the random state is not touched.
-        with torch.device("meta"):
+        # Not on the meta device: drawing weights there imports torch's compiler, which costs seconds.
+        with torch.random.fork_rng(devices=[]):
             model = build(found, int(metadata["classes"]), **statistics)
     except (ConfigError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}; {ANOTHER}") from error
@@ -112,7 +112,7 @@ def fill(model: Classifier, tensors: Mapping[str, Tensor], path: Path) -> None:
     Parameters
     ----------
     model : Classifier
-        Changed in place; its own tensors may be on the meta device.
+        Changed in place; its own tensors are replaced.
     tensors : mapping of str to Tensor
         Exactly the keys, shapes and dtypes of ``model.state_dict()``, all finite.
     path : Path

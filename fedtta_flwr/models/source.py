@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -11,7 +12,6 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional as F
 
 from fedtta_flwr.config import RunConfig
@@ -20,24 +20,54 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models import build
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
+from fedtta_flwr.models.normalize import Normalize
 from fedtta_flwr.seeding import derive_seed
 
 EMBEDDED_DATASET, EMBEDDED_MODEL, EMBEDDED_FILE = "digits", "resnet8", "digits-resnet8.safetensors"
 #: SHA-256 of the shipped file; another checkout's file of the same name is not it
 EMBEDDED_HASH = "ad60ac3dea7427b4094edf85e6aa761a319e69c17734852f75948fe43b17020f"
+ROBUSTBENCH = "robustbench:"
 EPOCHS, BATCH, LEARNING_RATE = 20, 64, 1e-3
 
 
-def load_source(config: RunConfig, classes: int) -> nn.Module:
+def load_source(config: RunConfig, classes: int) -> Classifier:
     """Return the source model of a run on a data set of so many classes.
 
     Raises
     ------
     ConfigError
-        If no checkpoint is named and there is no embedded one for the data set and model.
+        If no checkpoint is named and there is no embedded one for the data set and model; if RobustBench has no such
+        model or is not installed; or if there is no input normalisation that ``legacy-no-norm`` could remove.
     CheckpointError
         If the checkpoint cannot be used.
     """
+    if config.model.startswith(ROBUSTBENCH):
+        return _from_zoo(config, classes)
+    model = _from_file(config, classes)
+    if config.legacy_no_norm:
+        normalize = model.normalize
+        if normalize.is_identity:
+            raise ConfigError(
+                f"legacy-no-norm = true: {config.checkpoint or config.model} has no input normalisation that could "
+                f"be left out; allowed: false"
+            )
+        model.normalize = Normalize([0.0] * normalize.channels, [1.0] * normalize.channels)
+    return model
+
+
+def _from_zoo(config: RunConfig, classes: int) -> Classifier:
+    trained_on = {10: "cifar10", 100: "cifar100"}.get(classes)
+    if trained_on is None:
+        raise ConfigError(f"model = {config.model!r}: made for 10 or 100 classes, {config.dataset} has {classes}")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", config.model.removeprefix(ROBUSTBENCH)):
+        raise ConfigError(f"model = {config.model!r}: allowed: {ROBUSTBENCH}ID, e.g. {ROBUSTBENCH}Standard")
+    from fedtta_flwr.models.robustbench import load_robustbench
+
+    folder = Path(config.checkpoint).expanduser() if config.checkpoint else cache_dir() / "robustbench"
+    return load_robustbench(config.model, trained_on, model_dir=folder, legacy_no_norm=config.legacy_no_norm)
+
+
+def _from_file(config: RunConfig, classes: int) -> Classifier:
     if config.checkpoint:
         return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
     if (config.dataset, config.model) != (EMBEDDED_DATASET, EMBEDDED_MODEL):

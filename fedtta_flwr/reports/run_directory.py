@@ -16,7 +16,7 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.files import write_atomically, write_json
 from fedtta_flwr.reports.scoreboard import Scoreboard
-from fedtta_flwr.strategies.rounds import Round
+from fedtta_flwr.strategies.rounds import Counts, Round
 
 SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
 PACKAGES = ("flwr", "torch", "numpy", "ray")
@@ -31,7 +31,7 @@ class RunDirectory:
     Parameters
     ----------
     path : Path
-        Must not hold a run yet.
+        A new or an empty folder.
 
     Raises
     ------
@@ -42,14 +42,16 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.board = Scoreboard()
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {error.strerror}") from None
-        if (path / "config.json").exists():
-            raise ConfigError(f"output-dir = {str(path)!r}: holds a run already; name another, or remove it")
+        if any(path.iterdir()):
+            raise ConfigError(f"output-dir = {str(path)!r}: holds files already; name a new or an empty folder")
         self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
         self._held: dict[str, Any] | None = None
+        self._own: list[Counts] = []
         self._totals: dict[str, float] = defaultdict(float)
         self._missing: dict[str, int] = defaultdict(int)
         self._rounds = 0
@@ -59,6 +61,7 @@ class RunDirectory:
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Write config.json, and a summary that says that nothing is finished."""
         self._clients = clients
+        self.board = Scoreboard(config.corruption_names())
         about = {
             "config": config.to_flat(),
             "hash": config.fingerprint(),
@@ -74,9 +77,9 @@ class RunDirectory:
     def on_round(self, round_: Round) -> None:
         """Append the previous round's line, which is complete now, and hold this one's back."""
         self.board.add(round_.counts)
-        late = [c for c in round_.counts if c.round < round_.number]
         if self._held is not None:
-            self._held["accuracy"] |= _micro(late)
+            late = [c for c in round_.counts if c.round == self._held["round"]]
+            self._held["accuracy"] = _micro(self._own + late)
             self._append()
         for key, value in round_.seconds.items():
             self._totals[f"seconds.{key}"] += value
@@ -93,11 +96,12 @@ class RunDirectory:
                 round_.clients,
                 round_.weights.numpy().astype(np.float32),
             )
+        self._own = [c for c in round_.counts if c.round == round_.number]
         self._held = {
             "round": round_.number,
             "clients": len(round_.clients),
             "samples": round_.samples,
-            "accuracy": _micro([c for c in round_.counts if c.round == round_.number]),
+            "accuracy": _micro(self._own),
             "self_weight": None if round_.weights is None else round_.weights.diagonal().mean().item(),
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
@@ -113,7 +117,7 @@ class RunDirectory:
     def close(self, *, finished: bool) -> None:
         """Write what is known now; a run that was broken off is marked as not finished."""
         if not self._clients:  # it never began: leave nothing behind
-            if not any(self.path.iterdir()):
+            if self._made:
                 self.path.rmdir()
             return
         if self._held is not None:

@@ -1,6 +1,6 @@
 """Accuracies from counts per class."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,15 @@ class Scoreboard:
     """Adds up the counts of a run and turns them into accuracies in percent.
 
     A score without a single labelled sample is absent, never 0.
+
+    Parameters
+    ----------
+    order : sequence of str
+        The corruptions in the order in which they are reported; others follow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: Sequence[str] = ()) -> None:
+        self._order = list(order)
         self._tallies: dict[tuple[str, str, str], Tally] = {}
 
     def add(self, counts: Iterable[Counts]) -> None:
@@ -32,8 +38,9 @@ class Scoreboard:
         return {score for score, _, _ in self._tallies}
 
     def domains(self) -> list[str]:
-        """Return the corruptions that were met, in the order of the first client's stream."""
-        return list(dict.fromkeys(domain for _, _, domain in self._tallies))
+        """Return the corruptions that were met, in their order."""
+        met = {domain for _, _, domain in self._tallies}
+        return [name for name in self._order if name in met] + sorted(met - set(self._order))
 
     def accuracy(self, score: str) -> dict[str, Any] | None:
         """Return the accuracies of one score, in percent, or None if nothing was scored.
@@ -49,12 +56,13 @@ class Scoreboard:
         if not own:
             return None
         seen, correct = sum(own.values(), np.zeros_like(next(iter(own.values()))))
+        of_domain = _grouped(own, lambda key: key[1])
         of_class = correct[seen > 0] / seen[seen > 0]
         return {
             "micro": _percent(correct.sum(), seen.sum()),
             "macro": 100 * float(of_class.mean()),
             "macro_all_classes": 100 * float(of_class.sum()) / len(seen),
-            "per_corruption": _grouped(own, lambda key: key[1]),
+            "per_corruption": {name: of_domain[name] for name in self.domains() if name in of_domain},
             "per_client": dict(sorted(_grouped(own, lambda key: key[0]).items())),
         }
 

@@ -36,27 +36,47 @@ def read_replies(
     updates: dict[str, Update] = {}
     hosted = roster.nodes()
     answered: set[str] = set()
-    intervals = []
+    intervals: list[tuple[float, float]] = []
     for reply in replies:
-        if (error := error_of(reply)) is not None:
-            clients = hosted.get(sent_to[reply.metadata.reply_to_message_id], [])
-            round_.missing |= dict.fromkeys(clients, error)
-            answered.update(clients)
-            continue
-        info = reply.content.config_records[INFO]
-        clients = _names(info, "clients")
-        answered.update(clients)
-        round_.bytes_up += payload_bytes(reply)
-        round_.rolled_back += int(info["rolled-back"])  # type: ignore[arg-type]
-        intervals.append((float(info["started"]), float(info["ended"])))  # type: ignore[arg-type]
-        updates.update(_updates(reply, info))
-        round_.counts += _counts(round_.number, clients, info, arrays_of(reply.content, SCORES))
+        asked = hosted.get(sent_to[reply.metadata.reply_to_message_id], [])
+        answered.update(asked)
+        if (error := error_of(reply)) is None:
+            error = _enter(round_, reply, asked, updates, intervals)
+        if error is not None:
+            round_.missing |= dict.fromkeys(asked, error)
     round_.samples = sum(update.examples for update in updates.values())
-    asked = {client for node in sent_to.values() for client in hosted.get(node, [])}
-    round_.missing |= dict.fromkeys(asked - answered, "no reply in time")
+    all_asked = {client for node in sent_to.values() for client in hosted.get(node, [])}
+    round_.missing |= dict.fromkeys(all_asked - answered, "no reply in time")
     round_.seconds["client"] = sum(end - start for start, end in intervals)
     round_.seconds["busy"] = busy_seconds(intervals)
     return updates
+
+
+def _enter(
+    round_: Round,
+    reply: Message,
+    asked: Sequence[str],
+    updates: dict[str, Update],
+    intervals: list[tuple[float, float]],
+) -> str | None:
+    """Enter one reply; return what is wrong with it, or None. Of a malformed one nothing is entered."""
+    try:
+        info = reply.content.config_records[INFO]
+        clients = _names(info, "clients")
+        if strangers := set(clients + _names(info, "updated")) - set(asked):
+            return f"malformed reply: it speaks for {min(strangers)}, who was not asked"
+        found = _updates(reply, info)
+        counts = _counts(clients, info, arrays_of(reply.content, SCORES))
+        interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
+        rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return f"malformed reply: {type(error).__name__}: {error}"
+    updates.update(found)
+    intervals.append(interval)
+    round_.counts += counts
+    round_.rolled_back += rolled_back
+    round_.bytes_up += payload_bytes(reply)
+    return None
 
 
 def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
@@ -73,10 +93,12 @@ def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
     }
 
 
-def _counts(number: int, clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]) -> list[Counts]:
+def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]) -> list[Counts]:
     """Turn the stacked counts [C, T, K] into one entry per client, slot and score."""
     now, late = _names(info, "domains"), _names(info, "late-domains")
     slots = len(now) // max(1, len(clients))
+    number: int = info["round"]  # type: ignore[assignment]
+    late_rounds: Sequence[int] = info["late-rounds"]  # type: ignore[assignment]
     entries = []
     for key, table in scores.items():
         if key.endswith("seen"):
@@ -89,7 +111,7 @@ def _counts(number: int, clients: Sequence[str], info: ConfigRecord, scores: dic
                 if seen[i, j].any():
                     entries.append(
                         Counts(
-                            round=number - 1 if is_late else number,
+                            round=late_rounds[i] if is_late else number,
                             client=client,
                             domain=late[i] if is_late else now[i * slots + j],
                             score="post" if is_late else key,

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of
-from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
+from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT
 
 
 @dataclass
@@ -45,15 +45,19 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
         A node cannot serve the run, runs other code or another config than the server, hosts a client that another
         node hosts too, or clients are still missing after ``join-timeout`` seconds.
     """
-    roster, asked = Roster(), set[int]()
+    roster, asked, waiting = Roster(), set[int](), set[str]()
     expected = config.client_names()
-    deadline = time.monotonic() + config.join_timeout
+    deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
     while True:
+        # A node that never answers must not keep those from joining that come after it: ask and listen at once.
         new = sorted(set(grid.get_node_ids()) - asked)
         asked.update(new)
-        messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
-        remaining = max(1.0, deadline - time.monotonic())
-        for reply in send_and_receive(grid, messages, remaining):
+        if new:
+            messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
+            waiting.update(message_id for message_id in grid.push_messages(messages) if message_id)
+        replies = list(grid.pull_messages(sorted(waiting))) if waiting else []
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
             _enter(roster, reply, config)
         missing = [client for client in expected if client not in roster.node_of]
         if not missing:
@@ -61,10 +65,11 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
         if time.monotonic() > deadline:
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
-                f"({len(asked)} nodes answered or were asked): {_few(missing)}; start them, or set num-clients "
-                f"or join-timeout"
+                f"({len(asked)} nodes asked, {len(waiting)} of them silent): {_few(missing)}; start them, or set "
+                f"num-clients or join-timeout"
             )
-        time.sleep(LONGEST_WAIT)
+        wait = FIRST_WAIT if replies else min(2 * wait, LONGEST_WAIT)
+        time.sleep(wait)
 
 
 def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:

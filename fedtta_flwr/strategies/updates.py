@@ -122,7 +122,7 @@ def mix(weights: Tensor, state: Mapping[str, Tensor]) -> State:
     dict of Tensor
         The same names, shapes and dtypes.
     """
-    return {name: (weights.to(t.dtype) @ t.reshape(len(t), -1)).reshape(t.shape) for name, t in state.items()}
+    return {name: (weights.to(t.dtype) @ t.reshape(len(t), t[0].numel())).reshape(t.shape) for name, t in state.items()}
 
 
 def check_row_stochastic(weights: Tensor, clients: int) -> str | None:
@@ -131,5 +131,7 @@ def check_row_stochastic(weights: Tensor, clients: int) -> str | None:
         return f"shape {list(weights.shape)}, expected [{clients}, {clients}]"
     if not weights.isfinite().all():
         return "not finite"
+    if (least := weights.min().item()) < -1e-6:
+        return f"an entry is {least:.2g}, expected 0 or more"
     off = (weights.sum(dim=1) - 1).abs().max().item()
     return f"a row sums to 1 +- {off:.2g}, expected 1 within 1e-4" if off > 1e-4 else None

@@ -1,0 +1,127 @@
+"""From a run config to data and streams: cut from a data set, arriving live, or from a function of the user's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.contracts import ClientStream, TestSet
+from fedtta_flwr.data.datasets import open_test_set
+from fedtta_flwr.data.live import LiveStream, live_folders
+from fedtta_flwr.data.streams import make_stream
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.registry import resolve
+
+LIVE = "live"
+
+
+@dataclass
+class NoTestSet:
+    """In place of a data set where streams come from elsewhere: only the number of classes is known.
+
+    Attributes
+    ----------
+    classes : int
+        Number of classes K.
+    """
+
+    classes: int
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def images(self, corruption: str, severity: int) -> NDArray[np.uint8]:
+        """Return no images."""
+        return np.empty((0, 32, 32, 3), np.uint8)
+
+
+def open_data(config: RunConfig) -> TestSet:
+    """Open what a run's streams are cut from.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `open_test_set`; or ``classes`` is missing.
+    """
+    if config.dataset == LIVE:
+        return NoTestSet(config.classes)
+    if config.stream:
+        if config.classes < 2:
+            raise ConfigError(
+                f"stream = {config.stream!r}: nothing else says how many classes; set classes to 2 or more"
+            )
+        return NoTestSet(config.classes)
+    return open_test_set(
+        config.dataset, config.data_dir, config.seed, image_size=config.image_size, classes=config.classes
+    )
+
+
+def build_stream(
+    config: RunConfig, client: str, data: TestSet, node_config: Mapping[str, object] | None = None
+) -> ClientStream:
+    """Return one client's stream.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run's config.
+    client : str
+        Name of the client.
+    data : TestSet
+        What `open_data` returned.
+    node_config : mapping, optional
+        The node's own settings: ``live-dir`` and ``predictions-dir`` (`live_folders`).
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `make_stream`, `live_folders`; or the own function cannot be imported, is not allowed, or fails.
+    """
+    if config.dataset == LIVE:
+        watched, output = live_folders(config, client, node_config or {})
+        return LiveStream(
+            watched,
+            output,
+            batch_size=config.batch_size,
+            image_size=config.image_size,
+            slots=config.rounds * config.aggregate_every,
+            wait=config.live_wait,
+        )
+    if config.stream:
+        return _own_stream(config, client)
+    return make_stream(config, client, data)
+
+
+def check_data(config: RunConfig) -> TestSet:
+    """Open the data, cut one stream, and read one image of everything that the run will read.
+
+    Whatever is absent or damaged is found before anybody is asked. What lies only on the clients' machines (a live
+    folder) is left to them.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `open_data` and `build_stream`, and whatever a data set says when it is read.
+    """
+    data = open_data(config)
+    if config.dataset == LIVE:
+        return data
+    build_stream(config, config.client_names()[0], data)
+    if not config.stream:
+        severities = range(1, config.severity + 1) if config.severity_schedule == "gradual" else [config.severity]
+        for corruption in config.corruption_names():
+            for severity in severities:
+                data.images(corruption, severity)[np.array([0])]
+    return data
+
+
+def _own_stream(config: RunConfig, client: str) -> ClientStream:
+    function = resolve("stream", config.stream, {})
+    try:
+        stream: ClientStream = function(config, client)
+        length, domains = len(stream), len(stream.domains)
+    except Exception as error:  # it is the user's code: whatever it raises is theirs to read, in one line
+        raise ConfigError(f"stream = {config.stream!r}: {type(error).__name__}: {error}") from error
+    if length != domains:
+        raise ConfigError(f"stream = {config.stream!r}: {length} slots but {domains} domains; expected as many")
+    return stream

@@ -1,0 +1,57 @@
+"""Which run-config keys of the streams go together."""
+
+from typing import TYPE_CHECKING
+
+from fedtta_flwr.data.orders import check_group_orders
+from fedtta_flwr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedtta_flwr.config import RunConfig
+
+
+def check_streams(config: "RunConfig") -> None:
+    """Refuse combinations that mean nothing.
+
+    Raises
+    ------
+    ConfigError
+        One line: key, value, and what is allowed.
+    """
+    check_group_orders(config.group_orders, config.num_clients)
+    _check_severities_and_mixture(config)
+    _check_live(config)
+
+
+def _check_severities_and_mixture(config: "RunConfig") -> None:
+    corruptions = config.corruption_names()
+    if config.severity_schedule == "gradual" and corruptions == ("none",):
+        raise ConfigError("severity-schedule = 'gradual': corruptions = 'none' has no severity; allowed: constant")
+    if not config.mixed_domains:
+        return
+    if not 2 <= len(corruptions) <= config.batch_size:
+        raise ConfigError(
+            f"mixed-domains = true: {len(corruptions)} corruptions in a batch of {config.batch_size}; allowed: two "
+            f"or more, and at most batch-size"
+        )
+    for key, value, only in (
+        ("group-orders", config.group_orders, ""),
+        ("severity-schedule", config.severity_schedule, "constant"),
+    ):
+        if value != only:
+            raise ConfigError(f"{key} = {value!r}: nothing shifts with mixed-domains = true; allowed: {only!r}")
+
+
+def _check_live(config: "RunConfig") -> None:
+    if config.dataset != "live":
+        return
+    if config.stream:
+        raise ConfigError(f"stream = {config.stream!r}: dataset = 'live' is a stream already; allowed: one of both")
+    if config.classes < 2:
+        raise ConfigError("dataset = 'live': nothing else says how many classes; set classes to 2 or more")
+    if config.rounds == 0:
+        raise ConfigError("dataset = 'live': such a stream has no end; set rounds to 1 or more")
+    if config.live_wait * config.aggregate_every >= config.round_timeout:
+        raise ConfigError(
+            f"live-wait = {config.live_wait:g} x aggregate-every = {config.aggregate_every}: no reply in time; "
+            f"allowed: less than round-timeout = {config.round_timeout:g} s"
+        )

@@ -1,0 +1,108 @@
+"""Images in files: a tree with a folder for each class, and single files that may be anything."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtta_flwr.errors import DataError
+
+#: what Pillow may open: formats that its own code decodes (not, for example, PostScript, which runs a program)
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+
+
+class ImageTree:
+    """Images under one folder, a sub-folder for each class; an image is read when it is asked for.
+
+    Classes are the sub-folders in the order of their names, as in torchvision's ``ImageFolder``; so are the files of
+    a class. Names that begin with a dot are passed over.
+
+    Parameters
+    ----------
+    folder : Path
+        The tree's root.
+    size : int
+        Pixels a side to which images are resized.
+
+    Raises
+    ------
+    DataError
+        There are fewer than two classes, one is empty, or a file in one is not an image.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._size = size
+        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        if len(classes) < 2:
+            raise DataError(f"{folder}: {len(classes)} sub-folders, expected one for each of two classes or more")
+        self.class_names = [entry.name for entry in classes]
+        self._files: list[Path] = []
+        counts = []
+        for entry in classes:
+            files = sorted(p for p in entry.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if not files:
+                raise DataError(f"{entry}: no images, expected one or more; add some or remove the folder")
+            for path in files:
+                _check_is_image(path)
+            self._files += files
+            counts.append(len(files))
+        self.labels: NDArray[np.int64] = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._files)
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        """Return the images [B, size, size, 3] at these positions.
+
+        Raises
+        ------
+        DataError
+            A file is damaged.
+        """
+        result = np.empty((len(rows), self._size, self._size, 3), np.uint8)
+        for i, row in enumerate(rows):
+            path = self._files[int(row)]
+            try:
+                result[i] = read_image(path, self._size)
+            except ValueError as error:
+                raise DataError(f"{path}: {error}, expected an image; remove or replace it") from None
+        return result
+
+
+def read_image(path: Path, size: int) -> NDArray[np.uint8]:
+    """Return a file's image [size, size, 3], RGB, resized (bilinear) without keeping its proportions.
+
+    Raises
+    ------
+    ValueError
+        It is not an image of `FORMATS`, is damaged, cut off or too large; the text says which, in a few words.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    except UnidentifiedImageError:
+        raise ValueError(f"not an image ({_size_of(path)} bytes)") from None
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
+        raise ValueError(f"damaged or not yet complete ({reason})") from None
+    return np.asarray(small)
+
+
+def _check_is_image(path: Path) -> None:
+    """Read a file's header only."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=FORMATS):
+            pass
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise DataError(
+            f"{path}: not an image ({_size_of(path)} bytes), expected one of {', '.join(FORMATS)}; remove it"
+        ) from None
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

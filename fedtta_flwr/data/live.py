@@ -1,0 +1,175 @@
+"""Unlabelled images that arrive in a folder while the run goes on.
+
+What has been predicted stands in ``predictions.csv``; an image is new as long as it does not. So no place in the stream
+has to be remembered anywhere else, and a client that was restarted goes on where it stopped.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.folders import read_image
+from fedtta_flwr.data.growing_csv import GrowingCsv
+from fedtta_flwr.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREDICTIONS, SKIPPED = "predictions.csv", "skipped.csv"
+PREDICTIONS_HEADER = ("file", "class", "probability", "model_version")
+SKIPPED_HEADER = ("file", "reason", "bytes", "modified_ns")
+POLL = 0.1  # seconds between two looks at the folder while waiting for a full batch
+
+
+class LiveStream:
+    """The images of one folder in the order of their arrival: modification time, then name.
+
+    Every file needs a name of its own: one that is overwritten after its prediction is not seen again. Sub-folders and
+    names that begin with a dot are passed over. A file that is not an image, or not complete yet, is skipped with one
+    line in the log and one in ``skipped.csv``; when it changes it is looked at again.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder to watch.
+    output : Path
+        Where ``predictions.csv`` and ``skipped.csv`` are kept.
+    batch_size : int
+        Images of a slot at most.
+    image_size : int
+        Pixels a side to which images are resized.
+    slots : int
+        How often the client will be asked; nobody knows how many images will come.
+    wait : float
+        Seconds to wait for a full batch.
+
+    Raises
+    ------
+    DataError
+        A folder is absent, or what is in it cannot be read or written.
+    """
+
+    def __init__(
+        self, folder: Path, output: Path, *, batch_size: int, image_size: int, slots: int, wait: float
+    ) -> None:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; make the folder in which this client's images will arrive")
+        self.domains: tuple[str, ...] = ("live",) * slots
+        self._folder = folder
+        self._batch_size, self._image_size, self._wait = batch_size, image_size, wait
+        self._predicted = GrowingCsv(output / PREDICTIONS, PREDICTIONS_HEADER)
+        self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER)
+        self._handed_out: dict[int, list[str]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of slots, some of which may turn out to be empty."""
+        return len(self.domains)
+
+    def batch(self, slot: int) -> tuple["Tensor", None]:
+        """Return the oldest new images [B, 3, S, S] in [0, 1], 0 <= B <= batch size, and no labels."""
+        import torch
+
+        # Slots that come again, because a visit failed half-way, give back what they had.
+        self._handed_out = {s: names for s, names in self._handed_out.items() if s < slot}
+        deadline = time.monotonic() + self._wait
+        images: dict[str, NDArray[np.uint8]] = {}
+        while True:
+            self._collect(images)
+            remaining = deadline - time.monotonic()
+            if len(images) >= self._batch_size or remaining <= 0:
+                break
+            time.sleep(min(POLL, remaining))
+        self._handed_out[slot] = list(images)
+        size = self._image_size
+        pixels = np.stack(list(images.values())) if images else np.empty((0, size, size, 3), np.uint8)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous(), None
+
+    def predicted(self, slot: int, probabilities: "Tensor", version: int) -> None:
+        """Append a slot's predictions to ``predictions.csv``.
+
+        Parameters
+        ----------
+        slot : int
+            A slot that `batch` gave.
+        probabilities : Tensor
+            [B, K], rows sum to 1.
+        version : int
+            Of the model: the round that it adapted in.
+        """
+        names = self._handed_out.pop(slot, [])
+        best = probabilities.max(dim=1)
+        rows = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
+        self._predicted.append([(name, str(k), f"{p:.6f}", str(version)) for name, k, p in rows])
+
+    def _collect(self, images: dict[str, NDArray[np.uint8]]) -> None:
+        """Add new images until the batch is full; note what cannot be read."""
+        from flwr.common.logger import log
+
+        known = {row[0] for row in self._predicted.rows()}
+        known |= {name for names in self._handed_out.values() for name in names}
+        skipped = {(row[0], row[2], row[3]) for row in self._skipped.rows()}
+        for name, bytes_, modified in self._arrivals():
+            if len(images) >= self._batch_size:
+                return
+            if name in known or name in images or (name, str(bytes_), str(modified)) in skipped:
+                continue
+            try:
+                images[name] = read_image(self._folder / name, self._image_size)
+            except ValueError as error:
+                log(WARNING, "%s: skipped: %s", self._folder / name, error)
+                self._skipped.append([(name, str(error), str(bytes_), str(modified))])
+
+    def _arrivals(self) -> list[tuple[str, int, int]]:
+        """Return (name, bytes, modification time) of the files there, in the order of their arrival."""
+        found = []
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name in (PREDICTIONS, SKIPPED):
+                        continue
+                    try:
+                        if entry.is_file():
+                            about = entry.stat()
+                            found.append((about.st_mtime_ns, entry.name, about.st_size))
+                    except FileNotFoundError:
+                        continue  # removed between the listing and the look at it
+        except OSError as error:
+            raise DataError(f"{self._folder}: cannot be read ({error.strerror}); check the watched folder") from None
+        return [(name, size, modified) for modified, name, size in sorted(found)]
+
+
+def live_folders(config: RunConfig, client: str, node_config: Mapping[str, object]) -> tuple[Path, Path]:
+    """Return the folder that a client watches and the one for its predictions.
+
+    Node-config ``live-dir``, else the run's ``data-dir``, is the folder; where several clients are hosted, each has
+    the sub-folder of its own name. Node-config ``predictions-dir`` (with the same sub-folders) is the other; without
+    it predictions are kept beside the images.
+
+    Raises
+    ------
+    ConfigError
+        Neither is set.
+    DataError
+        Several clients would watch one folder.
+    """
+    root = str(node_config.get("live-dir") or config.data_dir)
+    if not root:
+        raise ConfigError("dataset = 'live': no folder to watch; set node-config live-dir = \"DIR\" or data-dir")
+    folder = Path(root).expanduser()
+    hosted = str(node_config.get("clients") or ",".join(config.client_names())).split(",")
+    several = len(hosted) > 1
+    if several and folder.is_dir() and not (folder / client).is_dir():
+        raise DataError(f"{folder}: no sub-folder {client}; where several clients are hosted each needs its own")
+    watched = folder / client if (folder / client).is_dir() else folder
+    output = node_config.get("predictions-dir")
+    if not output:
+        return watched, watched
+    place = Path(str(output)).expanduser()
+    return watched, place / client if several else place

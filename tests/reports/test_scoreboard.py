@@ -1,0 +1,103 @@
+"""Accuracies against sums by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtta_flwr.reports.scoreboard import Scoreboard
+from fedtta_flwr.strategies.rounds import Counts
+
+
+def counts(
+    client: str, domain: str, seen: list[int], correct: list[int], score: str = "pre", number: int = 1
+) -> Counts:
+    return Counts(number, client, domain, score, np.array(seen, np.int64), np.array(correct, np.int64))
+
+
+def test_accuracies_in_percent() -> None:
+    board = Scoreboard()
+    board.add([counts("a", "fog", [4, 0, 6], [1, 0, 6]), counts("b", "snow", [0, 0, 10], [0, 0, 5])])
+    board.add([counts("a", "snow", [2, 0, 0], [2, 0, 0], number=2), counts("a", "fog", [2, 0, 0], [0, 0, 0], number=3)])
+    found = board.accuracy("pre")
+    assert found is not None
+    assert found["micro"] == pytest.approx(100 * 14 / 24)
+    assert found["macro"] == pytest.approx(100 * (3 / 8 + 11 / 16) / 2)  # class 1 never occurred
+    assert found["macro_all_classes"] == pytest.approx(100 * (3 / 8 + 11 / 16) / 3)
+    assert found["per_corruption"] == {"fog": pytest.approx(100 * 7 / 12), "snow": pytest.approx(100 * 7 / 12)}
+    assert found["per_client"] == {"a": pytest.approx(100 * 9 / 14), "b": pytest.approx(50.0)}
+    assert all(type(found[key]) is float for key in ("micro", "macro", "macro_all_classes"))
+
+
+def test_scores_are_kept_apart() -> None:
+    board = Scoreboard()
+    board.add([counts("a", "fog", [2], [2], "pre"), counts("a", "fog", [2], [0], "post")])
+    assert board.scores() == {"pre", "post"}
+    assert board.accuracy("pre")["micro"] == 100.0  # type: ignore[index]
+    assert board.accuracy("post")["micro"] == 0.0  # type: ignore[index]
+
+
+def test_an_absent_score_is_none_not_zero() -> None:
+    board = Scoreboard()
+    assert board.accuracy("pre") is None
+    assert board.scores() == set()
+    assert board.domains() == []
+    board.add([counts("a", "fog", [2], [0], "post")])
+    assert board.accuracy("pre") is None
+    assert board.accuracy("post") is not None
+
+
+def test_clients_are_in_the_order_of_their_names() -> None:
+    board = Scoreboard()
+    board.add([counts(client, "fog", [1], [1]) for client in "cab"])
+    assert list(board.accuracy("pre")["per_client"]) == ["a", "b", "c"]  # type: ignore[index]
+
+
+def test_domains_are_named_once_in_the_order_of_the_run() -> None:
+    board = Scoreboard(["none", "snow", "frost", "fog"])
+    board.add([counts(c, d, [1], [1], s) for d in ("snow", "fog") for c in "ab" for s in ("pre", "post")])
+    assert board.domains() == ["snow", "fog"]
+    board.add([counts("a", "none", [1], [1], "pre"), counts("a", "other", [1], [1], "pre")])
+    assert board.domains() == ["none", "snow", "fog", "other"]
+    assert list(board.accuracy("pre")["per_corruption"]) == board.domains()  # type: ignore[index]
+
+
+def test_what_was_added_is_not_changed() -> None:
+    first = counts("a", "fog", [2, 1], [1, 1])
+    board = Scoreboard()
+    board.add([first, first])
+    board.add([first])
+    assert first.seen.tolist() == [2, 1]
+    assert board.accuracy("pre")["micro"] == pytest.approx(100 * 2 / 3)  # type: ignore[index]
+
+
+entry = st.tuples(
+    st.sampled_from("abc"),
+    st.sampled_from(["fog", "snow"]),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3),
+).filter(lambda e: sum(seen for seen, _ in e[2]) > 0)
+
+
+@given(st.lists(entry, min_size=1, max_size=10))
+def test_any_counts(entries: list[tuple[str, str, list[tuple[int, int]]]]) -> None:
+    board = Scoreboard()
+    samples = []  # one (client, domain, class, right) a sample
+    for client, domain, classes in entries:
+        seen, correct = [s for s, _ in classes], [min(s, c) for s, c in classes]
+        board.add([counts(client, domain, seen, correct)])
+        for k, (s, c) in enumerate(zip(seen, correct, strict=True)):
+            samples += [(client, domain, k, i < c) for i in range(s)]
+    found = board.accuracy("pre")
+    assert found is not None
+
+    def share(chosen: list[tuple[str, str, int, bool]]) -> float:
+        return 100 * sum(right for *_, right in chosen) / len(chosen)
+
+    assert found["micro"] == pytest.approx(share(samples))
+    per_class = [share([s for s in samples if s[2] == k]) for k in range(3) if any(s[2] == k for s in samples)]
+    assert found["macro"] == pytest.approx(sum(per_class) / len(per_class))
+    assert found["macro_all_classes"] == pytest.approx(sum(per_class) / 3)
+    for group, place in (("per_client", 0), ("per_corruption", 1)):
+        assert set(found[group]) == {s[place] for s in samples}
+        for name, value in found[group].items():
+            assert value == pytest.approx(share([s for s in samples if s[place] == name]))

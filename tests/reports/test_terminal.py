@@ -1,0 +1,113 @@
+"""What a run prints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.reports import terminal
+from fedtta_flwr.reports.run_directory import RunDirectory
+from fedtta_flwr.reports.terminal import Terminal
+from fedtta_flwr.strategies.rounds import Counts, Round
+
+SECONDS = {"client": 7.0, "server": 1.0, "transport": 2.0, "total": 10.0}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that `Terminal` sees."""
+    now = [1000.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return now
+
+
+def counts(number: int, score: str, domain: str, correct: int, seen: int = 8) -> Counts:
+    return Counts(number, "client-00", domain, score, np.array([seen, 0]), np.array([correct, 0]))
+
+
+def observers(path: Path, rounds: int) -> Callable[[Round], None]:
+    directory = RunDirectory(path)
+    screen = Terminal(directory)
+    for observer in (directory, screen):
+        observer.on_start(RunConfig(), ("client-00", "client-01"), rounds)
+
+    def tell(round_: Round | None) -> None:
+        for observer in (directory, screen):
+            if round_ is None:
+                observer.on_end()
+            else:
+                observer.on_round(round_)
+
+    return tell  # type: ignore[return-value]
+
+
+def made(number: int, counted: list[Counts], **known: Any) -> Round:
+    return Round(number, counts=counted, bytes_up=4_000, bytes_down=2_000, seconds=dict(SECONDS), **known)
+
+
+def test_progress_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    tell = observers(tmp_path / "run", 100)
+    assert capsys.readouterr().out == f"2 clients, 100 rounds -> {tmp_path / 'run'}\n"
+    clock[0] += 3
+    tell(made(1, [counts(1, "pre", "fog", 4)]))
+    assert capsys.readouterr().out == ""  # too early for another line
+    clock[0] += 7
+    tell(made(20, [counts(20, "pre", "fog", 2), counts(19, "post", "fog", 8)]))
+    line = capsys.readouterr().out
+    assert line.startswith("round 20/100")
+    assert "pre 37.5%" in line
+    assert "post 100.0%" in line
+    assert "tta" not in line
+    assert "10 s, 40 s left" in line  # 0.5 s a round, 80 to go
+    assert line.count("\n") == 1
+    assert "\r" not in line
+    assert "\x1b" not in line
+
+
+def test_the_last_round_is_always_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    tell = observers(tmp_path / "run", 2)
+    capsys.readouterr()
+    tell(made(1, []))
+    assert capsys.readouterr().out == ""
+    tell(made(2, []))
+    assert capsys.readouterr().out.startswith("round 2/2")
+    clock[0] += 100
+    tell(made(3, [], closing=True))
+    assert capsys.readouterr().out == ""
+
+
+def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    tell = observers(tmp_path / "run", 1)
+    tell(made(1, [counts(1, "source", "fog", 1), counts(1, "source", "snow", 2), counts(1, "pre", "fog", 5)]))
+    tell(made(2, [counts(1, "post", "fog", 7)], closing=True))
+    capsys.readouterr()
+    tell(None)  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1 rounds in 20.0 s (clients' compute 14.0, server 2.0, transport 4.0)")
+    assert "4,000 bytes up, 2,000 down" in lines[0]
+    assert lines[1] == f"results: {tmp_path / 'run'}"
+    cells = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
+    assert cells["corruption"] == ["source", "model", "federation:", "pre", "federation:", "post"]
+    assert cells["fog"] == ["12.50", "62.50", "87.50"]
+    assert cells["snow"] == ["25.00"]  # what was not scored is blank, not 0
+    assert cells["average"] == ["18.75", "62.50", "87.50"]
+
+
+def test_no_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    tell = observers(tmp_path / "run", 1)
+    tell(made(1, []))
+    tell(None)  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert "no scores" in out
+    assert "average" not in out
+
+
+def test_a_real_run_ends_with_its_table(run_local: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_local(rounds=2)
+    cells = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()}
+    expected = [f"{accuracy['micro']:.2f}" for accuracy in run.summary["accuracy"].values()]
+    assert cells["average"] == expected
+    assert len(expected) == 5

@@ -1,0 +1,216 @@
+"""Reading replies: what two nodes send becomes updates, counts and totals by client name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, to_arrays
+from fedtta_flwr.strategies.exchange import send_and_receive
+from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.roster import Roster
+from fedtta_flwr.strategies.rounds import Counts, Round
+from fedtta_flwr.strategies.updates import Update
+
+#: partition 0 is node 2, partition 1 is node 3
+ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4})
+Make = Callable[[Message], Message]
+
+
+def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **states: dict[str, Any]) -> Make:
+    def make(message: Message) -> Message:
+        content = RecordDict({INFO: ConfigRecord(info)})
+        if scores is not None:
+            content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
+        for name, tensors in states.items():
+            content[name] = to_arrays({key: torch.tensor(t) for key, t in tensors.items()})
+        return Message(content, reply_to=message)
+
+    return make
+
+
+NODE_2 = reply_with(
+    {
+        "clients": ["a", "c"],
+        "updated": ["a", "c"],
+        "samples": [4, 3],
+        "domains": ["fog", "snow", "frost", ""],  # c had one slot only
+        "late-domains": ["fog", ""],
+        "late-rounds": [5, 0],  # a's reply to round 6 was lost, or it was not asked
+        "round": 7,
+        "rolled-back": 2,
+        "started": 10.0,
+        "ended": 13.0,
+    },
+    {
+        # [client, slot, class]
+        "seen": [[[2, 0], [1, 1]], [[0, 3], [0, 0]]],
+        "tta": [[[1, 0], [1, 0]], [[0, 2], [0, 0]]],
+        "post": [[[2, 0], [0, 0]], [[0, 0], [0, 0]]],
+        "post-seen": [[[2, 0], [0, 0]], [[0, 0], [0, 0]]],
+        "late": [[[0, 1]], [[0, 0]]],
+        "late-seen": [[[1, 1]], [[0, 0]]],
+    },
+    **{STATE: {"w": [[1.0], [3.0]]}, DESCRIPTOR: {DESCRIPTOR: [[1.0, 1.5], [3.0, 3.5]]}},
+)
+NODE_3 = reply_with(
+    {
+        "clients": ["b"],
+        "updated": ["b"],
+        "samples": [5],
+        "domains": ["contrast"],
+        "late-domains": [""],
+        "late-rounds": [0],
+        "round": 7,
+        "rolled-back": 1,
+        "started": 12.0,
+        "ended": 16.0,
+    },
+    {"seen": [[[3, 2]]], "tta": [[[0, 0]]]},
+    **{STATE: {"w": [[2.0]]}, DESCRIPTOR: {DESCRIPTOR: [[2.0, 2.5]]}},
+)
+
+
+def read(
+    *makes: Make | None, number: int = 7, backwards: bool = False
+) -> tuple[Round, dict[str, Update], list[Message]]:
+    """Exchange a message with each node; a node without a maker stays silent."""
+    app = ClientApp()
+
+    @app.train("visit")
+    def visit(message: Message, context: Context) -> Message:
+        make = makes[int(context.node_config["partition-id"])]  # type: ignore[arg-type]
+        assert make is not None
+        return make(message)
+
+    grid = LocalGrid(app, {}, len(makes))
+    nodes = list(grid.get_node_ids())
+    messages = [Message(RecordDict(), node, "train.visit") for node in nodes]
+    answering = [m for m, make in zip(messages, makes, strict=True) if make is not None]
+    replies = send_and_receive(grid, answering, 1.0)
+    replies.sort(key=lambda reply: reply.metadata.src_node_id, reverse=backwards)
+    sent_to = {m.metadata.message_id or f"silent-{m.metadata.dst_node_id}": m.metadata.dst_node_id for m in messages}
+    round_ = Round(number)
+    return round_, read_replies(round_, replies, ROSTER, sent_to), replies
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_updates_are_by_client_name(backwards: bool) -> None:
+    round_, updates, _ = read(NODE_2, NODE_3, backwards=backwards)
+    assert sorted(updates) == ["a", "b", "c"]
+    for client, value, samples in (("a", 1.0, 4), ("b", 2.0, 5), ("c", 3.0, 3)):
+        assert updates[client].state["w"].tolist() == [value]
+        assert updates[client].descriptor is not None
+        assert updates[client].descriptor.tolist() == [value, value + 0.5]  # type: ignore[union-attr]
+        assert updates[client].examples == samples
+    assert round_.missing == {}
+    assert round_.samples == 12
+
+
+def test_counts_are_by_client_slot_and_score() -> None:
+    round_, _, _ = read(NODE_2, NODE_3)
+
+    def form(c: Counts) -> tuple[Any, ...]:
+        assert c.seen.dtype == c.correct.dtype == np.int64
+        return c.round, c.client, c.domain, c.score, c.seen.tolist(), c.correct.tolist()
+
+    assert sorted(map(form, round_.counts)) == sorted(
+        [
+            (7, "a", "fog", "tta", [2, 0], [1, 0]),
+            (7, "a", "snow", "tta", [1, 1], [1, 0]),
+            (7, "c", "frost", "tta", [0, 3], [0, 2]),
+            (7, "b", "contrast", "tta", [3, 2], [0, 0]),
+            (7, "a", "fog", "post", [2, 0], [2, 0]),  # the slot that no aggregation followed
+            (5, "a", "fog", "post", [1, 1], [0, 1]),  # the late one belongs to the client's last round
+        ]
+    )
+
+
+def test_totals_of_a_round() -> None:
+    round_, _, replies = read(NODE_2, NODE_3)
+    assert round_.rolled_back == 3
+    assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
+    assert round_.seconds["busy"] == pytest.approx(6.0)
+    expected = sum(
+        len(array.data)
+        for reply in replies
+        for record in reply.content.array_records.values()
+        for array in record.values()
+    )
+    assert round_.bytes_up == expected > 0
+
+
+def test_a_node_that_says_what_went_wrong_loses_its_clients_only() -> None:
+    round_, updates, _ = read(lambda message: error_reply(message, "disk full"), NODE_3)
+    assert round_.missing == {"a": "disk full", "c": "disk full"}
+    assert list(updates) == ["b"]
+    assert round_.samples == 5
+
+
+def test_a_node_that_raises_loses_its_clients_only() -> None:
+    def fail(message: Message) -> Message:
+        raise ZeroDivisionError("boom")
+
+    round_, updates, _ = read(fail, NODE_3)
+    assert sorted(round_.missing) == ["a", "c"]
+    assert "boom" in round_.missing["a"]
+    assert "code" in round_.missing["a"]
+    assert list(updates) == ["b"]
+
+
+def test_a_silent_node_is_missing() -> None:
+    round_, updates, _ = read(NODE_2, None)
+    assert round_.missing == {"b": "no reply in time"}
+    assert sorted(updates) == ["a", "c"]
+
+
+def test_nobody_replies() -> None:
+    round_, updates, _ = read(None, None)
+    assert updates == {}
+    assert round_.missing == dict.fromkeys("abc", "no reply in time")
+    assert (round_.samples, round_.bytes_up, round_.seconds["client"]) == (0, 0, 0)
+
+
+def test_a_closing_reply_has_no_update() -> None:
+    info = {"clients": ["b"], "updated": [], "samples": [], "domains": [], "late-domains": ["fog"], "rolled-back": 0}
+    info |= {"late-rounds": [8], "round": 9}
+    closing = reply_with(info | {"started": 1.0, "ended": 2.0}, {"late": [[[1, 1]]], "late-seen": [[[2, 3]]]})
+    round_, updates, _ = read(NODE_2, closing, number=9)
+    assert sorted(updates) == ["a", "c"]
+    late = [c for c in round_.counts if c.client == "b"]
+    assert [(c.round, c.domain, c.score, c.correct.tolist()) for c in late] == [(8, "fog", "post", [1, 1])]
+    assert round_.missing == {}
+
+
+def test_a_reply_without_scores_or_descriptor() -> None:
+    info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
+    info |= {"late-rounds": [0], "round": 7}
+    bare = reply_with(info | {"rolled-back": 0, "started": 1.0, "ended": 2.0}, **{STATE: {"w": [[2.0]]}})
+    round_, updates, _ = read(NODE_2, bare)
+    assert updates["b"].descriptor is None
+    assert all(c.client != "b" for c in round_.counts)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "word"),
+    [
+        ({"samples": []}, "IndexError"),
+        ({"rolled-back": "x"}, "ValueError"),
+        ({"clients": ["a"]}, "a, who was not asked"),
+    ],
+)
+def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: str) -> None:
+    info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
+    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    round_, updates, replies = read(NODE_2, reply_with(info | spoilt, **{STATE: {"w": [[2.0]]}}))
+    assert sorted(updates) == ["a", "c"]
+    assert list(round_.missing) == ["b"]
+    assert word in round_.missing["b"]
+    _, _, alone = read(NODE_2, None)
+    assert len(replies) == len(alone) + 1
+    assert round_.rolled_back == 2

@@ -1,0 +1,172 @@
+"""Screening, stacking and mixing, against plain loops."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedtta_flwr.strategies.updates import Update, check_row_stochastic, mix, screen, stack_updates
+
+
+def update(mean: float = 0.0, var: float = 1.0, examples: int = 5, descriptor: bool = True) -> Update:
+    state = {"bn.running_mean": torch.full((3,), mean), "bn.running_var": torch.full((3,), var)}
+    return Update(state, torch.full((2,), mean) if descriptor else None, examples)
+
+
+def altered(name: str, tensor: Tensor) -> Update:
+    whole = update()
+    return Update(whole.state | {name: tensor}, whole.descriptor, whole.examples)
+
+
+def lacking(name: str) -> Update:
+    whole = update()
+    return Update({key: t for key, t in whole.state.items() if key != name}, whole.descriptor, whole.examples)
+
+
+def test_good_updates_pass() -> None:
+    assert screen({}) == {}
+    assert screen({"a": update()}) == {}
+    assert screen({"a": update(-1e30), "b": update(1e30), "c": update(var=0.0)}) == {}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (update(float("nan")), "not finite"),
+        (update(var=float("inf")), "bn.running_var is not finite"),
+        (update(var=-1e-30), "bn.running_var is negative"),
+        (Update(update().state, torch.tensor([0.0, float("nan")]), 5), "descriptor is not finite"),
+        (update(descriptor=False), "descriptor"),
+        (Update(update().state, torch.zeros(3), 5), "descriptor"),
+        (lacking("bn.running_var"), "bn.running_var"),
+        (altered("secret", torch.zeros(1)), "secret"),
+        (altered("bn.running_mean", torch.zeros(4)), "bn.running_mean"),
+        (altered("bn.running_mean", torch.zeros(3, 1)), "bn.running_mean"),
+        (altered("bn.running_mean", torch.zeros(3, dtype=torch.float64)), "bn.running_mean"),
+    ],
+)
+def test_a_bad_update_is_named_with_its_reason_and_no_other(bad: Update, reason: str) -> None:
+    for name in ("a", "b", "z"):  # wherever it stands in the order
+        others = {client: update(float(i)) for i, client in enumerate("bcd" if name != "b" else "acd")}
+        rejected = screen(others | {name: bad})
+        assert list(rejected) == [name]
+        assert reason in rejected[name]
+        assert "\n" not in rejected[name]
+
+
+def test_only_a_variance_must_not_be_negative() -> None:
+    assert screen({"a": altered("weight", torch.tensor([-1.0])), "b": altered("weight", torch.tensor([1.0]))}) == {}
+    assert screen({"a": update(-1.0), "b": update(-2.0)}) == {}
+
+
+def test_most_clients_decide_and_the_first_name_breaks_a_tie() -> None:
+    wide = altered("bn.running_mean", torch.zeros(4))
+    assert list(screen({"a": wide, "b": update(), "c": update()})) == ["a"]
+    assert list(screen({"a": update(), "b": wide, "c": wide})) == ["a"]
+    assert list(screen({"b": update(), "a": wide})) == ["b"]
+
+
+def test_stacking_is_in_the_order_of_names() -> None:
+    updates = {"c": update(3.0, examples=7), "a": update(1.0, examples=5), "b": update(2.0)}
+    stacked = stack_updates(4, updates, ["b"])
+    assert stacked.round == 4
+    assert stacked.clients == ("a", "c")
+    assert len(stacked) == 2
+    assert stacked.state["bn.running_mean"].tolist() == [[1.0] * 3, [3.0] * 3]
+    assert stacked.descriptor is not None
+    assert stacked.descriptor.tolist() == [[1.0, 1.0], [3.0, 3.0]]
+    assert stacked.examples.tolist() == [5.0, 7.0]
+    assert stacked.examples.dtype == torch.float64
+
+
+def test_stacking_without_descriptors_or_clients() -> None:
+    assert stack_updates(1, {"a": update(descriptor=False)}, ()).descriptor is None
+    empty = stack_updates(1, {"a": update()}, ["a"])
+    assert (len(empty), empty.state, empty.descriptor) == (0, {}, None)
+
+
+def random_weights(n: int, seed: int) -> Tensor:
+    return torch.rand((n, n), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).softmax(dim=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 6),
+    shape=st.lists(st.integers(1, 3), max_size=3),
+    double=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_mixing_is_the_double_sum(n: int, shape: list[int], double: bool, seed: int) -> None:
+    dtype = torch.float64 if double else torch.float32
+    weights = random_weights(n, seed)
+    theta = torch.randn((n, *shape), generator=torch.Generator().manual_seed(seed + 1), dtype=dtype)
+    mixed = mix(weights, {"t": theta})["t"]
+    assert mixed.dtype == dtype
+    assert mixed.shape == theta.shape
+    for i in range(n):
+        expected = torch.zeros(shape, dtype=torch.float64)
+        for j in range(n):
+            expected += weights[i, j].item() * theta[j].double()
+        tolerance = 1e-13 if double else 1e-6
+        torch.testing.assert_close(mixed[i].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("weights_dtype", [torch.float32, torch.float64])
+def test_the_identity_gives_everybody_his_own_bit_for_bit(dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
+    theta = torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    theta[2] *= 1e20
+    theta[3] *= 1e-30
+    mixed = mix(torch.eye(7, dtype=weights_dtype), {"t": theta})["t"]
+    assert mixed.dtype == dtype
+    assert torch.equal(mixed, theta)
+
+
+def test_equal_tensors_are_their_own_mixture() -> None:
+    """Why what no client changes need not travel."""
+    row = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    theta = row.expand(5, 4, 3)
+    mixed = mix(random_weights(5, 0), {"t": theta})["t"]
+    torch.testing.assert_close(mixed, theta, rtol=1e-14, atol=1e-14)
+
+
+def test_mixing_leaves_its_input_alone() -> None:
+    theta = torch.randn(3, 4)
+    before = theta.clone()
+    mix(random_weights(3, 0), {"t": theta})
+    assert torch.equal(theta, before)
+
+
+def test_variances_stay_between_the_least_and_the_largest() -> None:
+    var = torch.rand(6, 20, generator=torch.Generator().manual_seed(2))
+    mixed = mix(random_weights(6, 3), {"running_var": var})["running_var"]
+    assert (mixed >= var.min(dim=0).values - 1e-6).all()
+    assert (mixed <= var.max(dim=0).values + 1e-6).all()
+
+
+def test_row_stochastic_matrices_pass() -> None:
+    for n in (1, 2, 50):
+        assert check_row_stochastic(torch.eye(n), n) is None
+        assert check_row_stochastic(random_weights(n, n), n) is None
+        assert check_row_stochastic(random_weights(n, n).float(), n) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        (torch.eye(3), r"shape \[3, 3\], expected \[2, 2\]"),
+        (torch.full((2,), 0.5), "shape"),
+        (torch.tensor([[0.5, float("nan")], [0.5, 0.5]]), "not finite"),
+        (torch.tensor([[0.5, 0.5], [0.5, 0.6]]), "sums to 1"),
+        (torch.zeros(2, 2), "sums to 1"),
+        (torch.tensor([[2.0, -1.0], [0.0, 1.0]]), "an entry is -1"),
+        (torch.tensor([[0.5, 0.0], [0.5, 1.0]]), "sums to 1"),  # the columns do, the rows do not
+    ],
+)
+def test_other_matrices_are_refused_with_the_reason(weights: Tensor, reason: str) -> None:
+    fault = check_row_stochastic(weights, 2)
+    assert fault is not None
+    assert re.search(reason, fault)

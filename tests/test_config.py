@@ -1,0 +1,323 @@
+"""The run config: defaults, pyproject.toml, and every wrong key, type, range and combination in one line."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtta_flwr.config import SCORES, RunConfig, Scalar, describe_keys
+from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.options import EntropyOptions, FedCTTAOptions, NoOptions
+from fedtta_flwr.server import check_inputs
+
+DEFAULTS = RunConfig().to_flat()
+NAN, INF = float("nan"), float("inf")
+
+#: key -> (a wrong value, what the error says is allowed); every key stands here
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "strategy": [("fedsgd", "local, fedavg, fedctta"), ("", "local, fedavg"), (3, "string")],
+    "adapter": [("tent", "source, bn-stats, entropy"), ("", "bn-stats"), (False, "string")],
+    "dataset": [(1, "string")],
+    "data-dir": [(1, "string")],
+    "image-size": [(7, "8"), (1025, "1024"), ("32", "integer")],
+    "classes": [(-1, "0"), (100_001, "100000"), (2.5, "integer")],
+    "model": [(8, "string")],
+    "checkpoint": [(0, "string")],
+    "legacy-no-norm": [(1, "boolean"), ("true", "boolean")],
+    "num-clients": [(0, "1"), (-3, "1"), (100_001, "100000"), ("20", "integer"), (2.5, "integer"), (True, "integer")],
+    "batch-size": [(0, "1"), (-1, "1"), (65_537, "65536"), ("ten", "integer"), (10.0, "integer"), (2**80, "65536")],
+    "severity": [(0, "1"), (6, "5"), ("5", "integer"), (2.5, "integer")],
+    "corruptions": [("haze", "gaussian_noise"), ("", "fog"), (" , ", "fog"), ("fog,fog", "once"), (5, "string")],
+    "scores": [("best", "source, local, pre, tta, post"), ("pre,pre", "once"), (1, "string")],
+    "spatial-heterogeneity": [(0.0, "0"), (-0.2, "0"), (1.01, "1"), (NAN, "1"), ("0.2", "number"), (True, "number")],
+    "slots-per-corruption": [(-1, "0"), ("all", "integer"), (1.5, "integer")],
+    "shift-length": [(0, "1"), (-10, "1"), (0.5, "integer")],
+    "group-orders": [("4", "COUNT:ORDER"), ("20:up", "reverse"), ("0:+1", "COUNT"), ("19:+1", "20"), (20, "string")],
+    "mixed-domains": [(1, "boolean"), ("no", "boolean")],
+    "severity-schedule": [("linear", "'constant' or 'gradual'"), ("", "gradual"), (1, "gradual")],
+    "sampling": [("iid", "'fling-iid' or 'disjoint'"), (0, "disjoint")],
+    "class-skew": [(-0.1, "0"), (NAN, "finite"), (INF, "finite"), ("0.1", "number")],
+    "class-skew-seed": [(-1, "0"), (2**32, str(2**32)), (1.5, "integer")],
+    "stream-order": [("sorted", "'shuffled' or 'class-sorted'"), (False, "shuffled")],
+    "stream": [("my_module", "my_module:my_stream"), ("a b:c", "my_module:my_stream"), (":f", "my_"), (1, "string")],
+    "live-wait": [(-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("1", "number")],
+    "rounds": [(-1, "0"), ("all", "integer"), (1.0, "integer")],
+    "aggregate-every": [(0, "1"), (0.5, "integer")],
+    "seed": [(-1, "0"), (2**63, str(2**63)), ("0", "integer"), (0.5, "integer"), (False, "integer")],
+    "device": [
+        ("gpu", "cuda"),
+        ("cuda:", "cuda"),
+        ("cuda:\u0661", "cuda"),
+        ("CPU", "cpu"),
+        ("cuda:0 ", "cuda"),
+        ("", "auto"),
+        (0, "string"),
+    ],
+    "threads": [(0, "1"), (1025, "1024"), ("2", "integer")],
+    "round-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number"), (True, "number")],
+    "join-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number")],
+    "output-dir": [(1, "string")],
+    "entropy.learning-rate": [(0.0, "0"), (-1e-4, "0"), (INF, "finite"), (NAN, "finite"), ("1e-4", "number")],
+    "fedctta.temperature": [(0.0, "0"), (-1.0, "0"), (INF, "finite"), (NAN, "finite"), ("1", "number")],
+    "fedctta.noise-samples": [(0, "1"), (4097, "4096"), (64.0, "integer"), ("64", "integer")],
+    "fedctta.ema": [(-0.1, "0"), (1.0, "1"), (NAN, "1"), ("0.9", "number")],
+}
+#: another value that is allowed, for every key
+OTHER: dict[str, Scalar] = {
+    "strategy": "local",
+    "adapter": "entropy",
+    "dataset": "others",
+    "data-dir": "/data",
+    "image-size": 64,
+    "classes": 10,
+    "model": "resnet20",
+    "checkpoint": "m.safetensors",
+    "legacy-no-norm": True,
+    "num-clients": 10,
+    "batch-size": 1,
+    "severity": 1,
+    "corruptions": "fog",
+    "scores": "",
+    "spatial-heterogeneity": 1.0,
+    "slots-per-corruption": 0,
+    "shift-length": 1,
+    "group-orders": "10:+1,5:reverse,5:random",
+    "mixed-domains": True,
+    "severity-schedule": "gradual",
+    "sampling": "disjoint",
+    "class-skew": 0.1,
+    "class-skew-seed": 2,
+    "stream-order": "class-sorted",
+    "stream": "my_module:my_stream",
+    "live-wait": 0.0,
+    "rounds": 3,
+    "aggregate-every": 2,
+    "seed": 2**63 - 1,
+    "device": "cuda:1",
+    "threads": 2,
+    "round-timeout": 1.5,
+    "join-timeout": 0.5,
+    "output-dir": "/runs/1",
+    "entropy.learning-rate": 1e-5,
+    "fedctta.temperature": 0.1,
+    "fedctta.noise-samples": 1,
+    "fedctta.ema": 0.0,
+}
+
+
+def refused(flat: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat(flat)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_tables_of_this_file_are_complete() -> None:
+    assert set(WRONG) == set(OTHER) == set(DEFAULTS)
+    assert all(OTHER[key] != value for key, value in DEFAULTS.items())
+
+
+def test_defaults_are_valid() -> None:
+    assert RunConfig.from_flat({}) == RunConfig() == RunConfig.from_flat(DEFAULTS)
+
+
+def test_pyproject_holds_every_key_with_its_default() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    flat: dict[str, Any] = {}
+    for key, value in project["tool"]["flwr"]["app"]["config"].items():
+        flat |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    assert flat == DEFAULTS
+    assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in DEFAULTS.items()}
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), [(k, v, a) for k, cases in WRONG.items() for v, a in cases])
+def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+    text = refused({key: value})
+    assert text.startswith(key)
+    received, _, rest = text.partition("allowed") if "twice" not in text else text.partition("twice")
+    unknown_name = str(value).rpartition(",")[2].strip()  # of a list, the one that is wrong
+    assert repr(value) in received or (unknown_name and repr(unknown_name) in received)
+    assert allowed in rest
+
+
+@pytest.mark.parametrize(("key", "value"), OTHER.items())
+def test_an_allowed_value_is_kept(key: str, value: Scalar) -> None:
+    config = RunConfig.from_flat({key: value})
+    assert config.to_flat() == DEFAULTS | {key: value}
+    assert RunConfig.from_flat(config.to_flat()) == config
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_the_fingerprint_tells_results_apart_not_places(key: str) -> None:
+    changed = RunConfig.from_flat({key: OTHER[key]}).fingerprint() != RunConfig().fingerprint()
+    assert changed == (key != "output-dir")
+
+
+def test_the_fingerprint_is_short_and_does_not_change_by_accident() -> None:
+    assert len(RunConfig().fingerprint()) == 16
+    assert int(RunConfig().fingerprint(), 16) >= 0
+    assert RunConfig.from_flat(dict(reversed(DEFAULTS.items()))).fingerprint() == RunConfig().fingerprint()
+
+
+@pytest.mark.parametrize("key", ["spatial-heterogeneity", "round-timeout", "join-timeout", "fedctta.temperature"])
+def test_a_whole_number_is_a_number(key: str) -> None:
+    """TOML users write 1 for 1.0; both are the same config."""
+    config = RunConfig.from_flat({key: 1})
+    assert config == RunConfig.from_flat({key: 1.0})
+    assert type(config.to_flat()[key]) is float
+
+
+@pytest.mark.parametrize(
+    "key", ["batchsize", "Batch-Size", "lr", "fedctta.temp", "fedctta.", "fedavg.temperature", "entropy.lr"]
+)
+def test_an_unknown_key_is_named(key: str) -> None:
+    text = refused({key: 1})
+    assert text.startswith(key.partition(".")[0])
+    assert "unknown" in text
+    assert "fedtta list keys" in text
+
+
+@pytest.mark.parametrize("table", ["fedctta", "entropy"])
+@pytest.mark.parametrize("value", [1, "", True])
+def test_a_table_is_no_value(table: str, value: Scalar) -> None:
+    text = refused({table: value})
+    assert text.startswith(table)
+    assert repr(value) in text
+
+
+def test_a_value_is_no_table() -> None:
+    assert "batch-size.x" in refused({"batch-size": 10, "batch-size.x": 1})
+
+
+def test_several_faults_are_counted() -> None:
+    text = refused({"batch-size": 0, "severity": 9, "seed": -1})
+    assert text.startswith("batch-size = 0")
+    assert "2 more" in text
+
+
+def test_less_than_one_group_is_refused() -> None:
+    text = refused({"num-clients": 4, "spatial-heterogeneity": 0.1})
+    assert "spatial-heterogeneity = 0.1" in text
+    assert "num-clients = 4" in text
+    assert "0.25" in text
+    RunConfig.from_flat({"num-clients": 4, "spatial-heterogeneity": 0.25})
+    RunConfig.from_flat({"num-clients": 1, "spatial-heterogeneity": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({"mixed-domains": True, "corruptions": "fog"}, ["mixed-domains = true", "two or more"]),
+        ({"mixed-domains": True, "batch-size": 5}, ["mixed-domains = true", "batch of 5"]),
+        ({"mixed-domains": True, "severity-schedule": "gradual"}, ["severity-schedule = 'gradual'", "'constant'"]),
+        ({"mixed-domains": True, "group-orders": "20:+1"}, ["group-orders = '20:+1'", "mixed-domains"]),
+        ({"severity-schedule": "gradual", "corruptions": "none"}, ["severity-schedule", "'none'", "constant"]),
+        ({"group-orders": "4:+0,3:+1", "num-clients": 8}, ["group-orders", "for 7 clients", "num-clients = 8"]),
+        ({"dataset": "live"}, ["dataset = 'live'", "classes", "2 or more"]),
+        ({"dataset": "live", "classes": 10}, ["dataset = 'live'", "rounds", "1 or more"]),
+        ({"dataset": "live", "classes": 10, "rounds": 5, "stream": "a:b"}, ["stream = 'a:b'", "'live'"]),
+        (
+            {"dataset": "live", "classes": 10, "rounds": 5, "live-wait": 2.0, "round-timeout": 1.0},
+            ["live-wait = 2", "round-timeout = 1"],
+        ),
+    ],
+)
+def test_a_combination_that_cannot_be_is_refused(flat: dict[str, Any], words: list[str]) -> None:
+    text = refused(flat)
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({"dataset": "cifar"}, ["dataset", "'cifar'", "digits"]),
+        ({"data-dir": "/no/such/folder"}, ["data-dir", "/no/such/folder"]),
+        ({"model": "resnet99"}, ["model", "'resnet99'", "checkpoint"]),
+        ({"checkpoint": "/no/such.safetensors"}, ["/no/such.safetensors"]),
+        ({"batch-size": 798, "slots-per-corruption": 1}, ["batch-size = 798", "797"]),
+    ],
+)
+def test_what_names_a_file_or_data_is_checked_before_anybody_is_asked(flat: dict[str, Any], words: list[str]) -> None:
+    config = RunConfig.from_flat(flat)
+    with pytest.raises(FedTTAError) as caught:
+        check_inputs(config)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_key_is_described() -> None:
+    rows = describe_keys()
+    assert {key: default for key, default, _ in rows} == DEFAULTS
+    assert len(rows) == len(DEFAULTS)
+    assert all(len(text) > 5 for _, _, text in rows)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = RunConfig()
+    with pytest.raises(Exception, match="frozen"):
+        config.seed = 1  # type: ignore[misc]
+    with pytest.raises(Exception, match="frozen"):
+        config.fedctta.ema = 0.0  # type: ignore[misc]
+
+
+def test_options_are_those_of_the_method() -> None:
+    config = RunConfig.from_flat({"fedctta.ema": 0.5, "entropy.learning-rate": 0.1})
+    assert config.options("fedctta") == FedCTTAOptions(ema=0.5)
+    assert config.options("entropy") == EntropyOptions(learning_rate=0.1)
+    for method in ("bn-stats", "local", "seed", "my_package.module:Class"):
+        assert config.options(method) == NoOptions()
+
+
+def test_lists_may_have_blanks() -> None:
+    config = RunConfig.from_flat({"corruptions": " fog , snow,", "scores": "post, pre"})
+    assert config.corruption_names() == ("fog", "snow")
+    assert config.corruptions == "fog,snow"
+    assert config.score_names() == ("pre", "post")  # in the order in which they are reported
+
+
+def test_no_score_is_allowed() -> None:
+    assert RunConfig.from_flat({"scores": ""}).score_names() == ()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 9, 10, 11, 99, 100, 101, 1000, 1001])
+def test_client_names_are_sorted_and_distinct(clients: int) -> None:
+    names = RunConfig.from_flat({"num-clients": clients, "spatial-heterogeneity": 1.0}).client_names()
+    assert len(set(names)) == clients
+    assert list(names) == sorted(names)
+    assert [int(name.removeprefix("client-")) for name in names] == list(range(clients))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "num-clients": st.integers(3, 50),
+            "batch-size": st.integers(1, 100),
+            "corruptions": st.lists(st.sampled_from((*CORRUPTIONS, *EXTRA_CORRUPTIONS)), min_size=1, unique=True).map(
+                ",".join
+            ),
+            "scores": st.lists(st.sampled_from(SCORES), unique=True).map(",".join),
+            "seed": st.integers(0, 2**63 - 1),
+            "spatial-heterogeneity": st.floats(0.25, 1.0),
+            "round-timeout": st.floats(1e-3, 1e9),
+            "output-dir": st.text(max_size=20),
+            "fedctta.ema": st.floats(0, 1, exclude_max=True),
+            "fedctta.temperature": st.floats(1e-6, 1e6),
+            "entropy.learning-rate": st.floats(1e-9, 10),
+        },
+    )
+)
+def test_flat_round_trip(overrides: dict[str, Any]) -> None:
+    config = RunConfig.from_flat(overrides)
+    flat = config.to_flat()
+    assert flat == DEFAULTS | overrides
+    assert RunConfig.from_flat(flat) == config
+    assert RunConfig.from_flat(flat).fingerprint() == config.fingerprint()

@@ -1,0 +1,145 @@
+"""Tensors and Flower records."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from fedtta_flwr import records
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.records import (
+    arrays_of,
+    code_fingerprint,
+    error_of,
+    error_reply,
+    from_arrays,
+    payload_bytes,
+    stack,
+    to_arrays,
+    unstack,
+)
+
+TENSORS: dict[str, Tensor] = {
+    "matrix": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "strided": torch.arange(12, dtype=torch.float32).reshape(3, 4).T[:, ::2],
+    "double": torch.tensor([1e-300, -0.0, 1e300], dtype=torch.float64),
+    "half": torch.tensor([0.5, -2.0], dtype=torch.float16),
+    "special": torch.tensor([float("nan"), float("inf"), -float("inf")]),
+    "scalar": torch.tensor(3.5),
+    "counter": torch.tensor(7, dtype=torch.int64),
+    "counts": torch.tensor([[1, -2]], dtype=torch.int32),
+    "mask": torch.tensor([True, False]),
+    "empty": torch.zeros(0, 3),
+    "parameter": torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.fixture
+def message() -> Message:
+    LocalGrid(ClientApp(), {}, 1)  # a message may be made only where a grid is
+    return Message(RecordDict(), 2, "train.visit")
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_survive_a_round_trip(name: str) -> None:
+    back = from_arrays(to_arrays({name: TENSORS[name]}))[name]
+    assert back.dtype == TENSORS[name].dtype
+    assert back.shape == TENSORS[name].shape
+    assert torch.equal(back.nan_to_num(1.25), TENSORS[name].detach().nan_to_num(1.25))
+    assert not back.requires_grad
+
+
+def test_names_keep_their_order() -> None:
+    assert list(from_arrays(to_arrays(TENSORS))) == list(TENSORS)
+
+
+def test_a_record_is_a_copy() -> None:
+    tensor = torch.zeros(3)
+    record = to_arrays({"t": tensor})
+    tensor.fill_(1.0)
+    back = from_arrays(record)["t"]
+    assert back.tolist() == [0.0] * 3
+    back.fill_(2.0)
+    assert from_arrays(record)["t"].tolist() == [0.0] * 3
+
+
+def test_stack_and_unstack() -> None:
+    states = [{"a": torch.full((2,), float(i)), "b": torch.tensor(float(10 * i))} for i in range(3)]
+    stacked = stack(states)
+    assert stacked["a"].shape == (3, 2)
+    assert stacked["b"].tolist() == [0.0, 10.0, 20.0]
+    for i, state in enumerate(states):
+        for name, t in unstack(stacked, i).items():
+            assert torch.equal(t, state[name])
+
+
+def test_arrays_of_an_absent_record_are_none(message: Message) -> None:
+    assert arrays_of(message.content, "state") == {}
+    message.content["state"] = to_arrays({"t": torch.ones(2)})
+    assert arrays_of(message.content, "state")["t"].tolist() == [1.0, 1.0]
+
+
+def test_payload_is_counted_over_all_array_records(message: Message) -> None:
+    assert payload_bytes(message) == 0
+    message.content["info"] = ConfigRecord({"text": "x" * 1000})
+    assert payload_bytes(message) == 0
+    message.content["state"] = to_arrays({"a": torch.zeros(1000), "b": torch.zeros(500, dtype=torch.float64)})
+    message.content["descriptor"] = to_arrays({"d": torch.zeros(250)})
+    count = payload_bytes(message)
+    assert 9000 <= count <= 9000 + 3 * 200  # the numbers, and a header each
+
+
+def test_an_error_reply_carries_one_line(message: Message) -> None:
+    reply = error_reply(message, "no such folder")
+    assert error_of(reply) == "no such folder"
+    assert payload_bytes(reply) == 0
+    assert error_of(Message(RecordDict(), reply_to=message)) is None
+
+
+def test_errors_of_flower_itself(message: Message) -> None:
+    failed = Message(Error(code=3, reason="node unavailable"), reply_to=message)
+    assert error_of(failed) == "node unavailable (code 3)"
+    assert payload_bytes(failed) == 0
+    silent = error_of(Message(Error(code=0), reply_to=message))
+    assert silent is not None
+    assert "code 0" in silent
+
+
+def test_the_fingerprint_changes_with_the_code_and_nothing_else(tmp_path: Path) -> None:
+    """A copy of the module computes the hash of the folder that it lies in."""
+    package = tmp_path / "package"
+    (package / "sub").mkdir(parents=True)
+    shutil.copy(records.__file__, package / "records.py")
+    (package / "sub" / "module.py").write_text("x = 1\n")
+
+    def fingerprint() -> str:
+        spec = importlib.util.spec_from_file_location("records_copy", package / "records.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found: str = module.code_fingerprint()
+        return found
+
+    seen = [fingerprint()]
+    (package / "notes.txt").write_text("not code\n")
+    assert fingerprint() == seen[0]
+    (package / "sub" / "module.py").write_text("x = 2\n")
+    seen.append(fingerprint())
+    (package / "sub" / "module.py").rename(package / "sub" / "renamed.py")
+    seen.append(fingerprint())
+    (package / "more.py").write_text("")
+    seen.append(fingerprint())
+    assert len(set(seen)) == 4
+    assert all(len(text) == 16 and int(text, 16) >= 0 for text in seen)
+    assert len(code_fingerprint()) == 16
+
+
+def test_an_empty_record(message: Message) -> None:
+    assert from_arrays(to_arrays({})) == {}
+    assert isinstance(to_arrays({}), ArrayRecord)

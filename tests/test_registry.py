@@ -1,0 +1,93 @@
+"""Names of strategies and adapters, and classes of the user's own that the operator has to allow."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtta_flwr.adaptation.base import Adapter
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.registry import ADAPTERS, PLUGIN_VARIABLE, STRATEGIES, check_name, resolve
+from fedtta_flwr.strategies.base import PersonalizedStrategy
+
+PLUGIN = "fedtta_test_plugin_package.module:Mine"
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of the user's own; a marker file tells whether it was imported."""
+    package = tmp_path / "fedtta_test_plugin_package"
+    package.mkdir()
+    marker = tmp_path / "imported"
+    (package / "__init__.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    (package / "module.py").write_text("class Mine:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(PLUGIN_VARIABLE, raising=False)
+    yield marker
+    for name in [name for name in sys.modules if name.startswith("fedtta_test_plugin_package")]:
+        del sys.modules[name]
+
+
+def refused(name: str, use: object = resolve) -> str:
+    with pytest.raises(ConfigError) as caught:
+        use("adapter", name, ADAPTERS)  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("known", "base"), [(STRATEGIES, PersonalizedStrategy), (ADAPTERS, Adapter)], ids=["strategies", "adapters"]
+)
+def test_every_name_is_a_class_of_its_kind(known: dict[str, tuple[str, str]], base: type) -> None:
+    for name, (_, text) in known.items():
+        found = resolve("x", name, known)
+        assert issubclass(found, base)
+        assert not getattr(found, "__abstractmethods__", ())
+        assert text
+
+
+@pytest.mark.parametrize("name", ["tent", "", "Entropy", "bn_stats", "entropy ", "os.path", "os:", "os:a b", "os:a.b"])
+def test_an_unknown_name_is_refused_with_those_allowed(name: str) -> None:
+    for use in (check_name, resolve):
+        assert "source, bn-stats, entropy" in refused(name, use)
+
+
+@pytest.mark.parametrize(
+    "permitted", [None, "", "other", "fedtta_test_plugin", "fedtta_test_plugin_package.module", "*"]
+)
+def test_a_plugin_is_not_imported_without_consent(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch, permitted: str | None
+) -> None:
+    if permitted is not None:
+        monkeypatch.setenv(PLUGIN_VARIABLE, permitted)
+    text = refused(PLUGIN)
+    assert f"{PLUGIN_VARIABLE}=fedtta_test_plugin_package" in text
+    assert permitted is None or permitted in text
+    assert not plugin.exists()
+
+
+@pytest.mark.parametrize("permitted", ["fedtta_test_plugin_package", "other, fedtta_test_plugin_package ,"])
+def test_a_plugin_is_imported_with_consent(plugin: Path, monkeypatch: pytest.MonkeyPatch, permitted: str) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, permitted)
+    assert check_name("adapter", PLUGIN, ADAPTERS) == PLUGIN
+    assert not plugin.exists()  # checking a name imports nothing
+    assert resolve("adapter", PLUGIN, ADAPTERS).__name__ == "Mine"
+    assert plugin.exists()
+
+
+@pytest.mark.parametrize("name", ["fedtta_test_plugin_package.none:Mine", "fedtta_test_plugin_package.module:Other"])
+def test_a_plugin_that_is_not_there(plugin: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, "fedtta_test_plugin_package")
+    assert "cannot be imported" in refused(name)
+
+
+def test_an_empty_module_is_never_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, ",,")
+    refused(":Mine")
+
+
+def test_names_can_be_had_without_torch_or_flower() -> None:
+    code = "import sys; import fedtta_flwr.registry; sys.exit(bool({'torch', 'flwr'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,91 @@
+"""Overrides from the command line and from files."""
+
+from pathlib import Path
+
+import pytest
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.run_config import read_overrides
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a folder" / "run.toml"
+    path.parent.mkdir()
+    path.write_text('# fedtta run\nbatch-size = 3\nstrategy = "local"\n\n[fedctta]\ntemperature = 2.0\n')
+    return path
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_overrides(arguments)
+    assert "\n" not in str(caught.value)
+    assert "--run-config" in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing() -> None:
+    assert read_overrides([]) == {}
+
+
+def test_pairs_keep_their_types() -> None:
+    found = read_overrides(["batch-size=10 fedctta.temperature=2.0 strategy='local' scores=\"\" flag=true rate=1e-3"])
+    assert found == {
+        "batch-size": 10,
+        "fedctta.temperature": 2.0,
+        "strategy": "local",
+        "scores": "",
+        "flag": True,
+        "rate": 0.001,
+    }
+    assert [type(value) for value in found.values()] == [int, float, str, str, bool, float]
+
+
+def test_strings_may_have_blanks_and_commas() -> None:
+    assert read_overrides(["corruptions='fog, snow' output-dir='/a b'"]) == {
+        "corruptions": "fog, snow",
+        "output-dir": "/a b",
+    }
+
+
+def test_a_file_is_flattened(file: Path) -> None:
+    found = read_overrides([str(file)])
+    assert found == {"batch-size": 3, "strategy": "local", "fedctta.temperature": 2.0}
+    assert RunConfig.from_flat(found).fedctta.temperature == 2.0
+
+
+def test_the_last_one_counts(file: Path) -> None:
+    assert read_overrides([str(file), "batch-size=5", "seed=1"])["batch-size"] == 5
+    assert read_overrides(["batch-size=5 seed=1", str(file)]) == read_overrides([str(file)]) | {"seed": 1}
+    assert read_overrides(["batch-size=5", "batch-size=6"]) == {"batch-size": 6}
+
+
+@pytest.mark.parametrize("name", ["absent.toml", "folder.toml"])
+def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    assert str(tmp_path / name) in refused(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "content", [b"x = = 1\n", b"\xff\xfe\x00", b"corruptions = ['fog']\n", b"seed = 2020-01-01\n", b"<html></html>"]
+)
+def test_a_file_that_is_no_run_config(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.toml").write_bytes(content)
+    assert "bad.toml" in refused(str(tmp_path / "bad.toml"))
+
+
+@pytest.mark.parametrize(
+    "argument", ["", "  ", "seed", "strategy=local", "a=[1]", "seed=1 seed=2", "=3", "seed=", "a.yaml"]
+)
+def test_arguments_that_are_no_pairs(argument: str) -> None:
+    assert repr(argument) in refused(argument)
+
+
+@pytest.mark.parametrize("argument", ["batch-size=5 seed", "seed=1 --nodes 3", "seed=1 strategy='a' b"])
+def test_nothing_beside_the_pairs_is_passed_over(argument: str) -> None:
+    assert repr(argument) in refused(argument)
+
+
+def test_one_bad_argument_among_good_ones_is_named(file: Path) -> None:
+    assert "'seed='" in refused(str(file), "seed=", "batch-size=5")
