@@ -44,7 +44,7 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
             *((name, "") for name in CORRUPTIONS),
             *((name, "beyond the papers' fifteen") for name in EXTRA_CORRUPTIONS),
         ],
-        "models": list(MODELS.items()),
+        "models": [*MODELS.items(), ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard")],
         "configs": [(str(path), _headline(path)) for path in sorted((app_root() / "configs").glob("*.toml"))],
         "keys": [(key, f"{text} [{json.dumps(default)}]") for key, default, text in describe_keys()],
     }
