@@ -55,12 +55,21 @@ class BNStats(Adapter):
         return logits
 
 
+def moments(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean [C] and biased variance [C] of h (N, C, ...), in two passes.
+
+    On the CPU several times faster than ``torch.var_mean``, which goes over strided channels element by element.
+    """
+    axes = [0, *range(2, h.dim())]
+    mean = h.mean(dim=axes, keepdim=True)
+    return mean.flatten(), (h - mean).square_().mean(dim=axes)
+
+
 def _take_over(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Write the statistics of a layer's input (N, C, ...) into its running statistics."""
     h = inputs[0]
     if h.numel() == h.shape[1]:
         return  # one value per channel has no variance: keep the statistics that are there
-    axes = [d for d in range(h.dim()) if d != 1]
-    variance, mean = torch.var_mean(h.float(), dim=axes, correction=0)
+    mean, variance = moments(h.float())
     layer.running_mean.copy_(mean)  # type: ignore[operator]
     layer.running_var.copy_(variance)  # type: ignore[operator]
