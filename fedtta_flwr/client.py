@@ -267,10 +267,11 @@ def _options(request: ConfigRecord) -> dict[str, Any]:
 
 def _recall(bench: Workbench, client: str, memory: RecordDict) -> tuple[int, int, int]:
     """Put a client's own state into the adapters; return its next slot, the one still to be scored and its round."""
-    bench.adapter.load_local_state(_kept(memory, f"{client}/local") or bench.initial_local)
+    bench.adapter.identity = bench.lone.identity = (bench.config.seed, client)
+    bench.adapter.load_local_state(_kept(memory, f"{client}/local"))  # empty: a client that was never here
     if "local" in bench.scores:
         bench.lone.load_adapted_state(_kept(memory, f"{client}/lone") or bench.initial)
-        bench.lone.load_local_state(_kept(memory, f"{client}/lone-local") or bench.initial_local)
+        bench.lone.load_local_state(_kept(memory, f"{client}/lone-local"))
     cursor = memory.config_records.get(client)
     if cursor is None:
         return 0, NOTHING_LATE, 0

@@ -15,7 +15,26 @@ from fedtta_flwr.data.checks import check_streams
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.options import EntropyOptions, FedCTTAOptions, NoOptions, Options, kebab
+from fedtta_flwr.options import (
+    BBNOptions,
+    BNStatsOptions,
+    CoTTAOptions,
+    DUAOptions,
+    EATAOptions,
+    EntropyOptions,
+    FedCTTAOptions,
+    LAMEOptions,
+    MEMOOptions,
+    NoOptions,
+    NOTEOptions,
+    Options,
+    ROIDOptions,
+    RoTTAOptions,
+    SAROptions,
+    SHOTOptions,
+    TentOptions,
+    kebab,
+)
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
@@ -112,6 +131,19 @@ class RunConfig(BaseModel):
     )
     output_dir: str = Field("", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs")
     entropy: EntropyOptions = EntropyOptions()
+    bn_stats: BNStatsOptions = BNStatsOptions()
+    tent: TentOptions = TentOptions()
+    eata: EATAOptions = EATAOptions()
+    sar: SAROptions = SAROptions()
+    shot: SHOTOptions = SHOTOptions()
+    note: NOTEOptions = NOTEOptions()
+    memo: MEMOOptions = MEMOOptions()
+    lame: LAMEOptions = LAMEOptions()
+    dua: DUAOptions = DUAOptions()
+    cotta: CoTTAOptions = CoTTAOptions()
+    rotta: RoTTAOptions = RoTTAOptions()
+    roid: ROIDOptions = ROIDOptions()
+    bbn: BBNOptions = BBNOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
 
     @field_validator("strategy")

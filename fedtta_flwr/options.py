@@ -3,9 +3,11 @@
 A method's own file says what it does with them. Keys are the field names with hyphens.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedtta_flwr.errors import ConfigError
 
 
 def kebab(name: str) -> str:
@@ -20,13 +22,210 @@ class Options(BaseModel):
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+Rule = Literal["adam", "sgd"]
 
 
 class EntropyOptions(Options):
-    """TTA-grad: one gradient step on the prediction entropy (FedTSA, FedCTTA)."""
+    """TTA-grad: one gradient step on the prediction entropy (FedTSA, FedCTTA).
 
-    learning_rate: Positive = Field(1e-4, description="SGD step size (FedTSA 1e-4, FedCTTA 1e-5)")
+    The published code, unlike the papers: ``loss = "hard-pl"``, ``optimizer = "adam"``, ``learning-rate = 1e-5``.
+    """
+
+    learning_rate: Positive = Field(1e-4, description="step size (FedTSA 1e-4, FedCTTA 1e-5, both codes 1e-5)")
+    loss: Literal["entropy", "hard-pl"] = Field(
+        "entropy", description="entropy, or hard-pl: cross-entropy with the predicted class, as the published code"
+    )
+    optimizer: Rule = Field("sgd", description="sgd without momentum, or adam as the published code")
+
+
+class BNStatsOptions(Options):
+    """TTA-bn: statistics of the batch, or of the batch and the source (alpha-BN; NORM by Schneider et al.)."""
+
+    source_share: Unit = Field(0.0, description="share of the source statistics, alpha-BN; 0.0 = the batch's alone")
+    prior: NotNegative = Field(0.0, description="N: source share N / (N + batch size); 0.0 = the batch's alone")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.source_share and self.prior:
+            raise ConfigError(
+                f"bn-stats.prior = {self.prior}: source-share = {self.source_share} already says how much of the "
+                f"source is kept; allowed: one of both above 0.0"
+            )
+        return self
+
+
+class TentOptions(Options):
+    """Tent: entropy minimisation on the normalisation layers' affine parameters."""
+
+    learning_rate: Positive = Field(1e-3, description="step size")
+    optimizer: Rule = Field("adam", description="adam, or sgd with momentum 0.9")
+
+
+class EATAOptions(Options):
+    """EATA: Tent on samples that are reliable and not redundant, weighted by their certainty."""
+
+    learning_rate: Positive = Field(1e-3, description="step size (the paper's own: 0.005 with sgd)")
+    optimizer: Rule = Field("adam", description="adam, or sgd with momentum 0.9")
+    entropy_margin: Positive = Field(0.4, description="E0 in units of ln K: samples with more entropy are left out")
+    similarity_margin: Unit = Field(
+        0.4, description="samples nearer (cosine) to the mean prediction are left out; CIFAR-100 0.1, ImageNet 0.05"
+    )
+    ema: Share = Field(0.9, description="share of the past in the mean prediction")
+    fisher_weight: NotNegative = Field(0.0, description="of the anti-forgetting term; 0.0 = ETA; EATA 1.0")
+    fisher_samples: Annotated[int, Field(ge=1)] = Field(
+        2000, description="first samples of the stream from which the Fisher information is estimated"
+    )
+
+
+class SAROptions(Options):
+    """SAR: sharpness-aware entropy minimisation on reliable samples, with recovery from collapse."""
+
+    learning_rate: Positive = Field(1e-3, description="step size")
+    momentum: Share = Field(0.9, description="of SGD")
+    rho: Positive = Field(0.05, description="radius of the neighbourhood in which the loss shall be flat")
+    entropy_margin: Positive = Field(0.4, description="E0 in units of ln K: samples with more entropy are left out")
+    reset_below: NotNegative = Field(
+        0.2, description="nats: a mean entropy below it is a collapse and resets to the source; 0.0 = never"
+    )
+    ema: Share = Field(0.9, description="share of the past in the mean entropy")
+    skip: str = Field(
+        "layer4,blocks.9,blocks.10,blocks.11,norm",
+        description="parts of the network that stay as they are: module names, separated by commas",
+    )
+
+
+class SHOTOptions(Options):
+    """SHOT-IM online: information maximisation on everything but the classifier."""
+
+    learning_rate: Positive = Field(0.01, description="step size of SGD")
+    momentum: Share = Field(0.9, description="of SGD, with Nesterov's look-ahead where it is above 0.0")
+    weight_decay: NotNegative = Field(1e-3, description="L2 coefficient")
+    diversity_weight: NotNegative = Field(1.0, description="of the entropy of the mean prediction, which is maximised")
+
+
+class NOTEOptions(Options):
+    """NOTE: instance-aware batch normalisation and a prediction-balanced memory."""
+
+    learning_rate: Positive = Field(1e-4, description="step size of Adam")
+    shrinkage: NotNegative = Field(
+        4.0, description="k: standard errors by which an instance may differ and still be normalised like all"
+    )
+    momentum: Annotated[float, Field(gt=0, le=1)] = Field(0.01, description="of the running statistics")
+    capacity: Annotated[int, Field(ge=1, le=65_536)] = Field(64, description="images in the memory")
+    update_every: Annotated[int, Field(ge=1)] = Field(64, description="samples between two steps")
+    temperature: Positive = Field(1.0, description="of the softmax whose entropy is minimised")
+
+
+class MEMOOptions(Options):
+    """MEMO: for every image alone, one step on the entropy of the mean prediction over its views."""
+
+    learning_rate: Positive = Field(0.005, description="step size of SGD")
+    steps: Annotated[int, Field(ge=1, le=100)] = Field(1, description="per image")
+    views: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="augmentations of an image")
+
+
+class LAMEOptions(Options):
+    """LAME: predictions smoothed over the batch's nearest neighbours; the network stays as it is."""
+
+    affinity: Literal["knn", "rbf", "linear"] = Field("knn", description="how alike two samples' features are")
+    neighbours: Annotated[int, Field(ge=1)] = Field(
+        5, description="knn: neighbours; rbf: the width is sigma times the mean distance to this neighbour"
+    )
+    sigma: Positive = Field(1.0, description="relative width of the rbf affinity")
+    bound_weight: NotNegative = Field(1.0, description="lambda: weight of the neighbours; 0.0 = the plain predictions")
+    max_steps: Annotated[int, Field(ge=1)] = Field(100, description="bound of the iterations")
+    tolerance: NotNegative = Field(1e-8, description="relative change of the objective at which they end")
+
+
+class DUAOptions(Options):
+    """DUA: running statistics that follow the stream with a decaying momentum."""
+
+    momentum: Unit = Field(0.1, description="initial momentum of the running statistics")
+    decay: Unit = Field(0.94, description="factor of the momentum at every batch")
+    floor: Unit = Field(0.005, description="added to the decaying momentum, so that it never ends")
+    views: Annotated[int, Field(ge=0, le=65_536)] = Field(
+        64, description="augmented images a batch is filled up to, at least one of each; 0 = the batch itself"
+    )
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Self:
+        if self.momentum * self.decay + self.floor > 1:
+            raise ConfigError(
+                f"dua.floor = {self.floor}: momentum * decay + floor is above 1; allowed: at most "
+                f"{1 - self.momentum * self.decay:g}"
+            )
+        return self
+
+
+class CoTTAOptions(Options):
+    """CoTTA: a slow teacher, averaged over views where the source is unsure, and random restoration."""
+
+    learning_rate: Positive = Field(1e-3, description="step size of Adam on all parameters")
+    teacher_momentum: Unit = Field(0.999, description="share of the past in the teacher's moving average")
+    restore: Unit = Field(0.01, description="probability with which a weight returns to its source value")
+    augmentations: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="views that the teacher averages")
+    confidence: Unit = Field(
+        0.92, description="the views are used if the source's mean confidence is below it; CIFAR-100 0.72"
+    )
+    share_teacher: bool = Field(True, description="whether the teacher travels too; if not, it follows the student")
+
+
+class RoTTAOptions(Options):
+    """RoTTA: robust batch normalisation and a memory balanced by class, age and uncertainty."""
+
+    learning_rate: Positive = Field(1e-3, description="step size of Adam on the affine parameters")
+    alpha: Unit = Field(0.05, description="share of the batch in the robust statistics")
+    nu: Unit = Field(0.001, description="share of the student in the teacher's moving average")
+    capacity: Annotated[int, Field(ge=1, le=65_536)] = Field(64, description="images in the memory")
+    update_every: Annotated[int, Field(ge=1)] = Field(64, description="samples between two steps")
+    age_weight: NotNegative = Field(1.0, description="lambda_t: weight of age among the reasons to forget an image")
+    uncertainty_weight: NotNegative = Field(1.0, description="lambda_u: weight of uncertainty among these reasons")
+    share_teacher: bool = Field(True, description="whether the teacher travels too; if not, it follows the student")
+
+
+class ROIDOptions(Options):
+    """ROID: weighted soft likelihood ratio, weight ensembling, consistency and prior correction."""
+
+    learning_rate: Positive = Field(1e-3, description="step size of Adam on the affine parameters")
+    clip: Annotated[float, Field(gt=0, lt=1)] = Field(0.99, description="highest probability in the loss")
+    weighting: bool = Field(True, description="whether samples are weighted by diversity and certainty")
+    temperature: Positive = Field(1 / 3, description="of the weights exp(diversity * certainty / temperature)")
+    prior_momentum: Share = Field(0.9, description="share of the past in the mean prediction")
+    source_momentum: Unit = Field(0.99, description="weight ensembling: share of the student, the rest is the source")
+    consistency: bool = Field(True, description="whether an augmented view shall be predicted alike")
+    prior_correction: bool = Field(True, description="whether predictions are corrected by the batch's class prior")
+
+
+class BBNOptions(Options):
+    """Balanced BN with confidence-filtered distillation and consistency: pFedBBN's client; TRIBE's values.
+
+    The paper's literal variants: ``literal-views = true``, ``average = "batch"``, ``consistency-on = "probabilities"``,
+    ``source = "fixed"``. CIFAR-100: ``momentum = 0.05``, ``class-agnostic = 0.1``, ``entropy-threshold = 0.2``.
+    """
+
+    learning_rate: Positive = Field(1e-3, description="step size of Adam on the affine parameters")
+    momentum: Unit = Field(0.01, description="eta: step of a class's statistics for each of its samples")
+    class_agnostic: Unit = Field(0.0, description="gamma: share of a class's step that all classes take")
+    unbiased: bool = Field(False, description="whether the variance between classes is over K - 1, as TRIBE's code")
+    entropy_threshold: Positive = Field(
+        0.05, description="in units of ln K: samples with less entropy are learned from"
+    )
+    consistency: NotNegative = Field(0.5, description="lambda: weight of the distance between teacher and source")
+    consistency_on: Literal["logits", "probabilities"] = Field("logits", description="what that distance is taken of")
+    average: Literal["kept", "batch"] = Field(
+        "kept", description="losses are means over the samples that pass, or divided by the batch size (eqs. 5 and 6)"
+    )
+    literal_views: bool = Field(
+        False, description="true: the teacher, not the student, sees the augmented view (eq. 5)"
+    )
+    source: Literal["balanced", "fixed"] = Field(
+        "balanced", description="whether the source model's statistics follow the stream as the others do"
+    )
+    share_class_stats: bool = Field(True, description="whether statistics of every class travel, or the balanced alone")
+    share_teacher: bool = Field(True, description="whether the teacher's statistics travel beside the student's")
 
 
 class FedCTTAOptions(Options):

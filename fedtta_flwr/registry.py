@@ -30,6 +30,21 @@ ADAPTERS: dict[str, tuple[str, str]] = {
         "fedtta_flwr.adaptation.entropy:Entropy",
         "TTA-grad: one SGD step on the prediction entropy over all parameters",
     ),
+    "dua": ("fedtta_flwr.adaptation.dua:DUA", "running statistics with a decaying momentum (CVPR 2022)"),
+    "tent": ("fedtta_flwr.adaptation.tent:Tent", "entropy minimisation on the affine parameters (ICLR 2021)"),
+    "eata": ("fedtta_flwr.adaptation.eata:EATA", "Tent on reliable, not redundant samples (ICML 2022)"),
+    "sar": ("fedtta_flwr.adaptation.sar:SAR", "sharpness-aware Tent on reliable samples (ICLR 2023)"),
+    "shot": ("fedtta_flwr.adaptation.shot:SHOT", "information maximisation under a fixed classifier (ICML 2020)"),
+    "note": ("fedtta_flwr.adaptation.note:NOTE", "instance-aware BN, prediction-balanced memory (NeurIPS 2022)"),
+    "memo": ("fedtta_flwr.adaptation.memo:MEMO", "one step per image over its augmented views (NeurIPS 2022)"),
+    "lame": ("fedtta_flwr.adaptation.lame:LAME", "predictions smoothed over neighbours (CVPR 2022)"),
+    "cotta": ("fedtta_flwr.adaptation.cotta:CoTTA", "slow teacher, averaged views, restoration (CVPR 2022)"),
+    "rotta": ("fedtta_flwr.adaptation.rotta:RoTTA", "robust BN and a balanced memory (CVPR 2023)"),
+    "roid": ("fedtta_flwr.adaptation.roid:ROID", "weighted likelihood ratio, weight ensembling (WACV 2024)"),
+    "bbn": (
+        "fedtta_flwr.adaptation.bbn:BBN",
+        "balanced BN, filtered distillation: pFedBBN's client, TRIBE (AAAI 2024)",
+    ),
 }
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 

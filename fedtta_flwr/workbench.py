@@ -34,7 +34,6 @@ class Workbench:
         self.lone = make_adapter(config, model)
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.adapter.adapted_state().items()}
-        self.initial_local = {name: t.clone() for name, t in self.adapter.local_state().items()}
         #: of the node whose message is being served; a process may serve several
         self.node_config: Mapping[str, object] = {}
         self._streams: dict[str, ClientStream] = {}

@@ -1,13 +1,18 @@
 """The life cycle that every adapter follows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fedtta_flwr.errors import CheckpointError
+from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.options import Options
+from fedtta_flwr.seeding import torch_rng
+
+if TYPE_CHECKING:
+    from fedtta_flwr.adaptation.objectives import Objectives
 
 State = dict[str, Tensor]
 
@@ -15,9 +20,10 @@ State = dict[str, Tensor]
 class Adapter(ABC):
     """A model that adapts to a stream of unlabelled batches.
 
-    A method implements `select`, which names the tensors that it may change, and `step`, which changes them. The
-    base class keeps the promises that hold for all: names, shapes and dtypes are fixed from construction on, and a
-    step that ends in anything non-finite is undone.
+    A method implements `select`, which names the tensors that it may change, and `step`, which changes them. What it
+    remembers beside them (moments, memories, averages) it declares with `keep` in its constructor. The base class
+    keeps the promises that hold for all: names, shapes and dtypes are fixed from construction on, and a step that
+    ends in anything non-finite is undone.
 
     Parameters
     ----------
@@ -30,15 +36,25 @@ class Adapter(ABC):
     ----------
     rolled_back : int
         Steps undone so far because their result was not finite.
+    identity : tuple
+        The run's seed and whom the adapter serves; every random draw depends on it (`generator`). Whoever serves
+        several clients with one adapter sets it before each.
+    objectives : Objectives or None
+        What a strategy adds to the method's own loss.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model = model.eval().requires_grad_(False)
         self.options = options
         self.rolled_back = 0
+        self.identity: tuple[str | int, ...] = (0,)
+        self.objectives: Objectives | None = None
         self._adapted: State = {name: t.detach() for name, t in self.select().items()}
         self._live = list(self._adapted.values())
-        self._backup = [torch.empty_like(t) for t in self._live]
+        self._local: State = {}
+        self._initial: State = {}
+        self._growing: set[str] = set()
+        self._backup: list[Tensor] = []
 
     @abstractmethod
     def select(self) -> State:
@@ -57,18 +73,21 @@ class Adapter(ABC):
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to x [B, C, H, W] and return the method's logits [B, K].
 
-        A step whose logits or adapted tensors are not finite is undone: the state is as before, the logits are
-        those of `predict`, and `rolled_back` counts one more.
+        A step whose logits, adapted or local tensors are not finite is undone: both states are as before, the logits
+        are those of `predict`, and `rolled_back` counts one more.
         """
         if len(x) == 0:
             return self.predict(x)
-        if self._live:
-            torch._foreach_copy_(self._backup, self._live)
+        live = [*self._live, *self.local_state().values()]
+        self._back_up(live)
+        if self.objectives is not None:
+            self.objectives.begin_step(x)
         logits = self.step(x).detach()
-        if self._finite(logits):
+        if self.objectives is not None:
+            self.objectives.end_step()
+        if _all_finite([logits, *live]):
             return logits
-        if self._live:
-            torch._foreach_copy_(self._live, self._backup)
+        _copy(live, self._backup)
         self.rolled_back += 1
         return self.predict(x)
 
@@ -97,27 +116,127 @@ class Adapter(ABC):
                 )
         if self._live:
             torch._foreach_copy_(self._live, [state[name] for name in self._adapted])
+        if self.objectives is not None:
+            self.objectives.begin_round()
+
+    def keep(self, state: Mapping[str, Tensor], *, growing: bool = False) -> None:
+        """Declare tensors of the local state; for constructors.
+
+        Parameters
+        ----------
+        state : Mapping[str, Tensor]
+            Live tensors by name, with the values that a client begins with. `step` changes them in place.
+        growing : bool
+            Whether they take their shape from the first batch (memories of images): they begin empty, `step` resizes
+            them with `reshape_in_place`, and `load_local_state` accepts any shape.
+        """
+        for name, t in state.items():
+            self._local[name] = t.detach() if t.requires_grad else t
+            # Moments begin as zeros: one zero, expanded, is enough to remember.
+            self._initial[name] = t.detach().clone() if t.any() else t.new_zeros(()).expand(t.shape)
+        if growing:
+            self._growing |= state.keys()
 
     def local_state(self) -> State:
-        """Return what stays at home between visits (teachers, memories, moments); empty by default."""
-        return {}
+        """Return what stays at home between visits (teachers, memories, moments): live tensors; none by default."""
+        return dict(self._local)
 
     def load_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Install what `local_state` returned.
+        """Install what `local_state` returned; an empty state is that of a client that was never here.
 
         Raises
         ------
         CheckpointError
-            If the method keeps nothing but is given something.
+            If a name or shape differs from `local_state`.
         """
-        if state:
-            raise CheckpointError(f"local state: {len(state)} tensors, expected none")
+        state = state or self._initial
+        if state.keys() != self._local.keys():
+            differing = ", ".join(sorted(state.keys() ^ self._local.keys())[:3])
+            expected = len(self._local) or "none"
+            raise CheckpointError(
+                f"local state: {len(state)} tensors, expected {expected}; first that differ: {differing}"
+            )
+        for name, live in self._local.items():
+            if state[name].shape != live.shape and name not in self._growing:
+                raise CheckpointError(
+                    f"local state: {name} has shape {list(state[name].shape)}, expected {list(live.shape)}"
+                )
+        _copy(list(self._local.values()), [state[name] for name in self._local])
 
-    def _finite(self, logits: Tensor) -> bool:
-        # One reduction per tensor inside one fused call, one transfer to the host. The norm of a finite tensor can
-        # overflow only above 1e19 per entry, where rolling back is right as well.
-        norms = torch._foreach_norm([logits, *self._live])
-        return bool(torch.stack(norms).isfinite().all())
+    def reset(self, adapted: Mapping[str, Tensor]) -> None:
+        """Forget everything: install an adapted state and the local state that a client begins with."""
+        self.load_adapted_state(adapted)
+        self.load_local_state({})
+
+    def _back_up(self, live: list[Tensor]) -> None:
+        if len(live) != len(self._backup):
+            self._backup = [torch.empty_like(t) for t in live]
+        _copy(self._backup, live)
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Return the generator of one draw, on the CPU: draw there, then move; devices draw differently.
+
+        It depends on the seed, the client and the purpose alone: make a count that is part of the local state a part
+        of the purpose, as `Draws` does.
+        """
+        seed, *whom = self.identity
+        return torch_rng(int(seed), *whom, *purpose)
+
+
+class Draws:
+    """Generators of an adapter's successive draws for one purpose.
+
+    Parameters
+    ----------
+    adapter : Adapter
+        Whose `identity` the draws depend on; the counter becomes part of its local state.
+    purpose : str
+        What they are for: draws for different purposes are independent.
+    """
+
+    def __init__(self, adapter: Adapter, purpose: str) -> None:
+        self._adapter = adapter
+        self._purpose = purpose
+        self._count = torch.zeros(1, dtype=torch.int64)
+        adapter.keep({f"draws.{purpose}": self._count})
+
+    def next(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return the generator of the next draw.
+
+        What is drawn on the CPU, then moved, is the same everywhere. Draws of the size of images or weights are better
+        made on their own device, whose numbers are others than the CPU's.
+        """
+        generator = self._adapter.generator(self._purpose, int(self._count))
+        self._count += 1
+        if torch.device(device).type == "cpu":
+            return generator
+        return torch.Generator(device).manual_seed(generator.initial_seed())
+
+
+def reshape_in_place(t: Tensor, shape: Sequence[int]) -> None:
+    """Give a tensor new storage, of zeros, and another shape."""
+    t.data = t.new_zeros(shape)  # not resize_: numpy may have seen the storage, which fixes its size
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy in one fused call for each device and dtype; a target whose shape differs takes its source's."""
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.shape != source.shape:
+            reshape_in_place(target, source.shape)
+        group = groups.setdefault((target.device, target.dtype), ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    for group in groups.values():
+        torch._foreach_copy_(*group)
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    # One reduction per tensor inside one fused call, one transfer to the host. The norm of a finite tensor can
+    # overflow only above 1e19 per entry, where rolling back is right as well.
+    norms = torch._foreach_norm([t for t in tensors if t.is_floating_point() and t.numel()])
+    device = tensors[0].device
+    return bool(torch.stack([norm.to(device, torch.float32) for norm in norms]).isfinite().all())
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
@@ -137,3 +256,20 @@ def statistics(model: nn.Module) -> State:
             found[f"{name}.running_mean"] = module.running_mean
             found[f"{name}.running_var"] = module.running_var
     return found
+
+
+def classifier(model: nn.Module, adapter: str) -> tuple[str, nn.Linear]:
+    """Return the name of the last linear layer, which maps features [B, D] to logits [B, K], and the layer.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; `adapter` is the name in the message.
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ConfigError(
+            f"adapter = {adapter!r}: {type(model).__name__} has no linear layer as its classifier; choose a model "
+            f"with one, or the adapter `source` or `entropy`"
+        )
+    return linear[-1]

@@ -1,11 +1,17 @@
-"""TTA-bn: BatchNorm statistics replaced by those of the batch (FedTSA section 4.2, FedCTTA section III)."""
+"""TTA-bn: BatchNorm statistics replaced by those of the batch (FedTSA section 4.2, FedCTTA section III).
+
+With a share of the source's: alpha-BN (You et al. 2021, arXiv 2110.04065), NORM (Schneider et al. 2020, 2006.16971).
+"""
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms, statistics
+from fedtta_flwr.adaptation.layers import widened
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.options import Options
+from fedtta_flwr.options import BNStatsOptions, Options
 
 
 class BNStats(Adapter):
@@ -18,12 +24,21 @@ class BNStats(Adapter):
     with no momentum, the affine parameters frozen and no gradient. One forward pass does both: a hook before each
     layer writes m and v into the running statistics with which the layer then normalises.
 
+    With a source share :math:`\alpha` above 0 it writes
+
+    .. math:: \alpha\, m^{source} + (1 - \alpha)\, m, \quad \alpha\, v^{source} + (1 - \alpha)\, v
+
+    instead, where alpha is ``source-share`` (alpha-BN), or N / (N + B) for ``prior`` = N and a batch of B (NORM). The
+    source's are those of the model as it was built, whatever came from the server since.
+
+    The running statistics travel; nothing stays at home.
+
     Parameters
     ----------
     model : nn.Module
         A source model with BatchNorm.
-    options : Options
-        None are used.
+    options : BNStatsOptions
+        The share of the source; `NoOptions` is as good as the defaults.
 
     Raises
     ------
@@ -33,6 +48,13 @@ class BNStats(Adapter):
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model, options)
+        self.shares = options if isinstance(options, BNStatsOptions) else BNStatsOptions()
+        mixes = self.shares.source_share or self.shares.prior
+        #: mean and variance by layer; none if they are not needed
+        self._source = {
+            name: (layer.running_mean.clone(), layer.running_var.clone())  # type: ignore[union-attr]
+            for name, layer in (batch_norms(self.model) if mixes else {}).items()
+        }
         if not self._adapted:
             raise ConfigError(
                 f"adapter = 'bn-stats': {type(model).__name__} has no BatchNorm layer with statistics; "
@@ -46,7 +68,11 @@ class BNStats(Adapter):
     @torch.inference_mode()
     def step(self, x: Tensor) -> Tensor:
         """Take over the batch's statistics and return the logits [B, K] computed with them."""
-        hooks = [layer.register_forward_pre_hook(_take_over) for layer in batch_norms(self.model).values()]
+        share = self.shares.source_share or self.shares.prior / (self.shares.prior + len(x))
+        hooks = [
+            layer.register_forward_pre_hook(partial(_take_over, share=share, source=self._source.get(name)))
+            for name, layer in batch_norms(self.model).items()
+        ]
         try:
             logits: Tensor = self.model(x)
         finally:
@@ -65,11 +91,17 @@ def moments(h: Tensor) -> tuple[Tensor, Tensor]:
     return mean.flatten(), (h - mean).square_().mean(dim=axes)
 
 
-def _take_over(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Write the statistics of a layer's input (N, C, ...) into its running statistics."""
-    h = inputs[0]
+def _take_over(
+    layer: nn.Module, inputs: tuple[Tensor, ...], share: float, source: tuple[Tensor, Tensor] | None
+) -> None:
+    """Write the statistics of a layer's input (N, C, ...), mixed with the source's, into its running statistics."""
+    h = widened(inputs[0])
     if h.numel() == h.shape[1]:
         return  # one value per channel has no variance: keep the statistics that are there
-    mean, variance = moments(h.float())
+    mean, variance = moments(h)
+    if source is not None:
+        mean, variance = (
+            torch.lerp(new, old.to(new), share) for new, old in zip((mean, variance), source, strict=True)
+        )
     layer.running_mean.copy_(mean)  # type: ignore[operator]
     layer.running_var.copy_(variance)  # type: ignore[operator]

@@ -1,0 +1,118 @@
+"""What methods with a BatchNorm of their own share: how it takes the place of the model's, and how it normalises."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtta_flwr.adaptation.base import batch_norms
+from fedtta_flwr.errors import ConfigError
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+#: (name of the layer, layer, its input [N, C, ...]) -> its output
+Normalise = Callable[[str, BatchNorm, Tensor], Tensor]
+
+
+@contextmanager
+def normalised_by(model: nn.Module, normalise: Normalise) -> Iterator[None]:
+    """Let `normalise` compute what the model's BatchNorm layers return.
+
+    Only the layers' forward function changes, and only inside the context: no module, parameter or buffer is
+    exchanged, and the layers' own normalisation costs nothing.
+    """
+    layers = batch_norms(model)
+    for name, layer in layers.items():
+        layer.forward = partial(normalise, name, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            del layer.forward
+
+
+def normalise_with(h: Tensor, mean: Tensor, variance: Tensor, layer: BatchNorm) -> Tensor:
+    """Normalise h [N, C, ...] with given moments [C] and the layer's affine map; gradients reach all of them."""
+    weight = torch.ones_like(mean) if layer.weight is None else layer.weight
+    bias = torch.zeros_like(mean) if layer.bias is None else layer.bias
+    out: Tensor = _Normalisation.apply(h, mean, variance, weight, bias, layer.eps)
+    return out
+
+
+def sample_moments(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and biased variance of each sample's channels, [B, C] each, over the pixels of h [B, C, ...]."""
+    h = widened(h)
+    if h.dim() == 2:
+        return h, torch.zeros_like(h)
+    mean, variance = _SampleMoments.apply(h)
+    return mean, variance
+
+
+def widened(h: Tensor) -> Tensor:
+    """Return h in a dtype that statistics can be taken in: float32 at least, whatever the autocast."""
+    return h if h.dtype == torch.float64 else h.float()
+
+
+def require_batch_norms(model: nn.Module, adapter: str) -> dict[str, BatchNorm]:
+    """Return the BatchNorm layers that track statistics, by name.
+
+    Raises
+    ------
+    ConfigError
+        If there are none; `adapter` is the name in the message.
+    """
+    found = batch_norms(model)
+    if not found:
+        raise ConfigError(
+            f"adapter = {adapter!r}: {type(model).__name__} has no BatchNorm layer with statistics; "
+            f"choose a model with BatchNorm, or the adapter `source` or `entropy`"
+        )
+    return found
+
+
+class _Normalisation(torch.autograd.Function):
+    """Batch normalisation by torch's own kernels, with the gradients for the moments that these leave out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(h, mean, variance, weight)
+        ctx.eps = eps
+        return F.batch_norm(h, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        h, mean, variance, weight = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], True, True]
+        for_h, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
+            g, h, weight, mean, variance, None, None, False, ctx.eps, needed
+        )
+        # out = weight (h - mean) r + bias with r = 1 / sqrt(variance + eps): the gradients for bias and weight are the
+        # sums over g and over g (h - mean) r, of which those for the moments are multiples.
+        r = (variance + ctx.eps).rsqrt()
+        return for_h, -weight * r * for_bias, -weight * r.square() / 2 * for_weight, for_weight, for_bias, None
+
+
+class _SampleMoments(torch.autograd.Function):
+    """Mean and variance over pixels in vectorised passes: on CPUs several times as fast as torch.var_mean."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> tuple[Tensor, Tensor]:
+        flat = h.flatten(2)
+        mean = flat.mean(dim=2)
+        variance = torch.linalg.vector_norm(flat - mean[..., None], dim=2).square() / flat.shape[2]
+        ctx.save_for_backward(h, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, for_mean: Tensor, for_variance: Tensor) -> Tensor:
+        h, mean = ctx.saved_tensors
+        flat = h.flatten(2)
+        slope = 2 / flat.shape[2] * for_variance
+        offset = for_mean / flat.shape[2] - slope * mean
+        gradient: Tensor = (flat * slope[..., None]).add_(offset[..., None])
+        return gradient.view_as(h)

@@ -1,0 +1,101 @@
+"""What adapters do with normalisation layers: run them on batch statistics, find their affine parameters."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedtta_flwr.adaptation.base import Adapter, State, batch_norms
+from fedtta_flwr.errors import ConfigError
+
+#: layers whose affine parameters Tent, EATA and SAR adapt
+NORMS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)
+
+
+@contextmanager
+def batch_statistics(model: nn.Module, *, track: bool = False, momentum: float | None = None) -> Iterator[None]:
+    """Let the BatchNorm layers of a model in eval mode normalise with their input's own statistics.
+
+    A layer whose input has one value per channel, which has no variance, normalises with its running statistics.
+    Only the layers' mode changes, and only inside the context: buffers are never removed, dropout stays off.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In eval mode.
+    track : bool
+        Whether the running statistics move towards the batch's, with each layer's own momentum, and the counters
+        count. If False, the layers leave them as they are.
+    momentum : float, optional
+        Instead of the layers' own.
+    """
+    norms = list(batch_norms(model).values())
+    own = [norm.momentum for norm in norms]
+
+    def choose(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        norm.training = inputs[0].numel() > inputs[0].shape[1]
+
+    hooks = [norm.register_forward_pre_hook(choose) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = track  # if False, a layer in train mode reads and writes no buffer
+        norm.momentum = norm.momentum if momentum is None else momentum
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, before in zip(norms, own, strict=True):
+            norm.track_running_stats, norm.momentum = True, before
+            norm.eval()
+
+
+def affine_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
+    """Return the affine parameters of all normalisation layers, by name.
+
+    Raises
+    ------
+    ConfigError
+        If there are none; `adapter` is the name in the message.
+    """
+    found = {
+        f"{prefix}.{name}" if prefix else name: parameter
+        for prefix, module in model.named_modules()
+        if isinstance(module, NORMS)
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    if not found:
+        raise ConfigError(
+            f"adapter = {adapter!r}: {type(model).__name__} has no normalisation layer with affine parameters; "
+            f"choose a model with one, or the adapter `source` or `entropy`"
+        )
+    return found
+
+
+class AffineAdapter(Adapter):
+    """What Tent and its descendants have in common.
+
+    The affine parameters of all normalisation layers adapt and travel; BatchNorm layers normalise with the statistics
+    of the batch at hand, in `predict` as well, so that running statistics are neither used nor changed. LayerNorm,
+    GroupNorm and InstanceNorm normalise each sample by itself as ever.
+    """
+
+    #: in the message for a model without affine parameters
+    name: str
+
+    def select(self) -> State:
+        """Return the affine parameters of all normalisation layers."""
+        self.affine = affine_parameters(self.model, self.name)
+        return dict(self.affine)
+
+    @torch.inference_mode()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return logits [B, K] with the statistics of x [B, C, H, W]; changes nothing."""
+        with batch_statistics(self.model):
+            logits: Tensor = self.model(x)
+        return logits
