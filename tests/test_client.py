@@ -22,6 +22,7 @@ from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import DESCRIPTOR, INFO, STATE, arrays_of, error_of, payload_bytes, to_arrays
 from fedtta_flwr.records import SCORES as COUNTS
+from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.strategies.fedctta import FedCTTA
 from fedtta_flwr.strategies.updates import Updates
 
@@ -540,3 +541,23 @@ def test_a_round_without_anybody_ends_the_run(
         Silent(client_app, config.to_flat(), 2).run_server(server_app)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["finished"], summary["rounds"]) == (False, 1)
+
+
+@pytest.mark.parametrize("adapter", sorted(ADAPTERS))
+def test_every_adapter_gives_the_same_numbers_however_clients_are_hosted(run_local: Run, adapter: str) -> None:
+    """Its own state survives between visits, client by client, and so do its random draws."""
+    few = {
+        "adapter": adapter,
+        "num-clients": 2,
+        "corruptions": "contrast",
+        "slots-per-corruption": 3,
+        "rotta.update-every": 5,
+        "note.update-every": 5,
+        "memo.views": 4,
+        "cotta.augmentations": 4,
+    }
+    one, two, other = run_local(nodes=1, **few), run_local(nodes=2, **few), run_local(nodes=1, **few, seed=1)
+    assert one.summary["rounds"] == 3
+    assert one.summary["accuracy"] == two.summary["accuracy"] != other.summary["accuracy"]
+    assert personal_states(one) == personal_states(two)
+    assert one.summary["rolled_back"] == 0

@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 #: key -> (a wrong value, what the error says is allowed); every key stands here
 WRONG: dict[str, list[tuple[Any, str]]] = {
     "strategy": [("fedsgd", "local, fedavg, fedctta"), ("", "local, fedavg"), (3, "string")],
-    "adapter": [("tent", "source, bn-stats, entropy"), ("", "bn-stats"), (False, "string")],
+    "adapter": [("tented", "source, bn-stats, entropy"), ("", "bn-stats"), (False, "string")],
     "dataset": [(1, "string")],
     "data-dir": [(1, "string")],
     "image-size": [(7, "8"), (1025, "1024"), ("32", "integer")],
@@ -107,6 +107,120 @@ OTHER: dict[str, Scalar] = {
     "fedctta.noise-samples": 1,
     "fedctta.ema": 0.0,
 }
+
+
+# ------------------------------------------------------------------ the tables of the methods: (range, another value)
+POSITIVE: list[tuple[Any, str]] = [(0.0, "0"), (-1.0, "0"), (INF, "finite"), (NAN, "finite"), ("1", "number")]
+NOT_NEGATIVE: list[tuple[Any, str]] = [(-0.1, "0"), (INF, "finite"), (NAN, "finite"), ("1", "number")]
+UNIT: list[tuple[Any, str]] = [(-0.1, "0"), (1.1, "1"), (NAN, "1"), ("1", "number"), (True, "number")]
+SHARE: list[tuple[Any, str]] = [(-0.1, "0"), (1.0, "1"), (NAN, "1"), ("1", "number")]
+OPEN_UNIT: list[tuple[Any, str]] = [(0.0, "0"), (1.1, "1"), ("1", "number")]
+COUNT: list[tuple[Any, str]] = [(0, "1"), (-5, "1"), (1.5, "integer"), ("1", "integer")]
+FLAG: list[tuple[Any, str]] = [(1, "boolean"), ("yes", "boolean")]
+TEXT: list[tuple[Any, str]] = [(1, "string")]
+
+
+def words(*allowed: str) -> list[tuple[Any, str]]:
+    return [("none of these", f"'{allowed[0]}'"), (allowed[0].upper(), f"'{allowed[-1]}'"), (1, f"'{allowed[0]}'")]
+
+
+METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
+    "entropy": {"loss": (words("entropy", "hard-pl"), "hard-pl"), "optimizer": (words("adam", "sgd"), "adam")},
+    "bn-stats": {"source-share": (UNIT, 0.1), "prior": (NOT_NEGATIVE, 16.0)},
+    "tent": {"learning-rate": (POSITIVE, 0.1), "optimizer": (words("adam", "sgd"), "sgd")},
+    "eata": {
+        "learning-rate": (POSITIVE, 0.1),
+        "optimizer": (words("adam", "sgd"), "sgd"),
+        "entropy-margin": (POSITIVE, 1.0),
+        "similarity-margin": (UNIT, 0.1),
+        "ema": (SHARE, 0.5),
+        "fisher-weight": (NOT_NEGATIVE, 1.0),
+        "fisher-samples": (COUNT, 1),
+    },
+    "sar": {
+        "learning-rate": (POSITIVE, 0.1),
+        "momentum": (SHARE, 0.0),
+        "rho": (POSITIVE, 0.1),
+        "entropy-margin": (POSITIVE, 1.0),
+        "reset-below": (NOT_NEGATIVE, 0.0),
+        "ema": (SHARE, 0.5),
+        "skip": (TEXT, ""),
+    },
+    "shot": {
+        "learning-rate": (POSITIVE, 0.1),
+        "momentum": (SHARE, 0.0),
+        "weight-decay": (NOT_NEGATIVE, 0.0),
+        "diversity-weight": (NOT_NEGATIVE, 0.0),
+    },
+    "note": {
+        "learning-rate": (POSITIVE, 0.1),
+        "shrinkage": (NOT_NEGATIVE, 0.0),
+        "momentum": (OPEN_UNIT, 1.0),
+        "capacity": (COUNT, 1),
+        "update-every": (COUNT, 1),
+        "temperature": (POSITIVE, 2.0),
+    },
+    "memo": {"learning-rate": (POSITIVE, 0.1), "steps": (COUNT, 2), "views": (COUNT, 1)},
+    "lame": {
+        "affinity": (words("knn", "rbf", "linear"), "rbf"),
+        "neighbours": (COUNT, 1),
+        "sigma": (POSITIVE, 2.0),
+        "bound-weight": (NOT_NEGATIVE, 0.0),
+        "max-steps": (COUNT, 1),
+        "tolerance": (NOT_NEGATIVE, 0.0),
+    },
+    "dua": {
+        "momentum": (UNIT, 0.2),
+        "decay": (UNIT, 0.5),
+        "floor": (UNIT, 0.0),
+        "views": ([(-1, "0"), (65_537, "65536"), (1.5, "integer")], 0),
+    },
+    "cotta": {
+        "learning-rate": (POSITIVE, 0.1),
+        "teacher-momentum": (UNIT, 0.5),
+        "restore": (UNIT, 0.0),
+        "augmentations": (COUNT, 1),
+        "confidence": (UNIT, 0.72),
+        "share-teacher": (FLAG, False),
+    },
+    "rotta": {
+        "learning-rate": (POSITIVE, 0.1),
+        "alpha": (UNIT, 0.5),
+        "nu": (UNIT, 0.5),
+        "capacity": (COUNT, 1),
+        "update-every": (COUNT, 1),
+        "age-weight": (NOT_NEGATIVE, 0.0),
+        "uncertainty-weight": (NOT_NEGATIVE, 0.0),
+        "share-teacher": (FLAG, False),
+    },
+    "roid": {
+        "learning-rate": (POSITIVE, 0.1),
+        "clip": ([(0.0, "0"), (1.0, "1"), ("1", "number")], 0.5),
+        "weighting": (FLAG, False),
+        "temperature": (POSITIVE, 1.0),
+        "prior-momentum": (SHARE, 0.0),
+        "source-momentum": (UNIT, 1.0),
+        "consistency": (FLAG, False),
+        "prior-correction": (FLAG, False),
+    },
+    "bbn": {
+        "learning-rate": (POSITIVE, 0.1),
+        "momentum": (UNIT, 0.05),
+        "class-agnostic": (UNIT, 0.1),
+        "unbiased": (FLAG, True),
+        "entropy-threshold": (POSITIVE, 0.2),
+        "consistency": (NOT_NEGATIVE, 0.0),
+        "consistency-on": (words("logits", "probabilities"), "probabilities"),
+        "average": (words("kept", "batch"), "batch"),
+        "literal-views": (FLAG, True),
+        "source": (words("balanced", "fixed"), "fixed"),
+        "share-class-stats": (FLAG, False),
+        "share-teacher": (FLAG, False),
+    },
+}
+for method, rows in METHODS.items():
+    WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}
+    OTHER |= {f"{method}.{key}": other for key, (_, other) in rows.items()}
 
 
 def refused(flat: dict[str, Any]) -> str:
@@ -271,7 +385,7 @@ def test_options_are_those_of_the_method() -> None:
     config = RunConfig.from_flat({"fedctta.ema": 0.5, "entropy.learning-rate": 0.1})
     assert config.options("fedctta") == FedCTTAOptions(ema=0.5)
     assert config.options("entropy") == EntropyOptions(learning_rate=0.1)
-    for method in ("bn-stats", "local", "seed", "my_package.module:Class"):
+    for method in ("source", "local", "seed", "my_package.module:Class"):
         assert config.options(method) == NoOptions()
 
 

@@ -48,7 +48,9 @@ def test_every_name_is_a_class_of_its_kind(known: dict[str, tuple[str, str]], ba
         assert text
 
 
-@pytest.mark.parametrize("name", ["tent", "", "Entropy", "bn_stats", "entropy ", "os.path", "os:", "os:a b", "os:a.b"])
+@pytest.mark.parametrize(
+    "name", ["tented", "", "Entropy", "bn_stats", "entropy ", "os.path", "os:", "os:a b", "os:a.b"]
+)
 def test_an_unknown_name_is_refused_with_those_allowed(name: str) -> None:
     for use in (check_name, resolve):
         assert "source, bn-stats, entropy" in refused(name, use)
