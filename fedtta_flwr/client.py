@@ -196,6 +196,9 @@ def _visit_one(
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
     late = NOTHING_LATE
     for current, x, y, is_last in _batches(bench, stream, range(slot, end)):
+        if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
+            adapter.reset(bench.initial)
+            bench.lone.reset(bench.initial)
         result.domains.append(stream.domains[current])
         result.samples += len(x)
         if y is None:

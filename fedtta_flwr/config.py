@@ -116,6 +116,11 @@ class RunConfig(BaseModel):
     aggregate_every: Annotated[int, Field(ge=1)] = Field(
         1, description="slots that a client adapts to between two aggregations"
     )
+    reset: Literal["never", "each-shift"] = Field(
+        "never",
+        description="never: continual adaptation; each-shift: back to the source model, memories and moments "
+        "included, whenever a client's corruption changes (it has to be told)",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of every random draw")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = Field(
         "auto", description="auto, cpu, cuda or cuda:N; auto = CUDA where there is one"

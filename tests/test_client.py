@@ -561,3 +561,18 @@ def test_every_adapter_gives_the_same_numbers_however_clients_are_hosted(run_loc
     assert one.summary["accuracy"] == two.summary["accuracy"] != other.summary["accuracy"]
     assert personal_states(one) == personal_states(two)
     assert one.summary["rolled_back"] == 0
+
+
+@pytest.mark.parametrize("adapter", ["entropy", "tent", "rotta"])
+def test_reset_at_each_shift_makes_every_corruption_the_first_one(run_local: Run, adapter: str) -> None:
+    """What a client meets before it leaves no trace; without the reset it does."""
+    settings = {"adapter": adapter, "strategy": "local", "num-clients": 1, "spatial-heterogeneity": 1.0}
+    settings |= {f"{adapter}.learning-rate": 0.05, "rotta.update-every": 5, "scores": "local,pre,tta,post"}
+
+    def accuracies(corruptions: str, reset: str) -> dict[str, float]:
+        found = run_local(**settings, corruptions=corruptions, reset=reset).summary["accuracy"]
+        return {score: found[score]["per_corruption"]["contrast"] for score in found}
+
+    alone = accuracies("contrast", "each-shift")
+    assert accuracies("fog,contrast", "each-shift") == alone
+    assert accuracies("fog,contrast", "never") != alone
