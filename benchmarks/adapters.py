@@ -2,10 +2,11 @@
 
     python -m benchmarks.adapters --data-dir DATA --checkpoint r20.safetensors [--images N] [--adapters a,b]
 
-DATA holds CIFAR-10 in torchvision's layout. The stream is the first N test images under each of the 15 corruptions in
-turn, severity 5, batches of 200, never reset; an adapter's own reported prediction is scored. Nothing is tuned: every
-hyper-parameter is at its default. Cost: the median over batches of an adapter's time for one batch, divided by that of
-a plain forward pass of the same batch, measured in turn with it; and the peak memory of the process.
+DATA holds CIFAR-10 in torchvision's layout; the frost photographs must be there (see docs/data.md). The stream is the
+first N test images under each of the 15 corruptions in turn, severity 5, batches of 200, never reset; an adapter's own
+reported prediction is scored. Nothing is tuned: every hyper-parameter is at its default. Cost: the median over batches
+of an adapter's time for one batch, divided by that of a plain forward pass of the same batch, measured in turn with
+it. MB: the peak memory of the process. up, home: kB that travel (adapted state) and that stay (local state).
 """
 
 import argparse
@@ -15,12 +16,15 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.corruptions import CORRUPTIONS
 from fedtta_flwr.registry import ADAPTERS
 
 BATCH = 200
+#: title -> (key, digits)
+COLUMNS = {"mean": ("mean", 2), "cost": ("cost", 2), "MB": ("peak_mb", 0), "up": ("up_kb", 1), "home": ("home_kb", 1)}
 
 
 def measure(name: str, checkpoint: str, data_dir: str, images: int, seed: int) -> dict[str, object]:
@@ -55,8 +59,14 @@ def measure(name: str, checkpoint: str, data_dir: str, images: int, seed: int) -
         "mean": statistics.mean(errors.values()),
         "cost": statistics.median(ratios),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "up_kb": kilobytes(adapter.adapted_state()),
+        "home_kb": kilobytes(adapter.local_state()),
         "rolled_back": adapter.rolled_back,
     }
+
+
+def kilobytes(state: dict[str, Any]) -> float:
+    return sum(t.numel() * t.element_size() for t in state.values()) / 1024
 
 
 def main() -> None:
@@ -69,20 +79,18 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(
-            json.dumps(
-                measure(arguments.one, arguments.checkpoint, arguments.data_dir, arguments.images, arguments.seed)
-            )
-        )
+        found = measure(arguments.one, arguments.checkpoint, arguments.data_dir, arguments.images, arguments.seed)
+        print(json.dumps(found))
         return
     print(f"error in %, {arguments.images} images of each corruption, batches of {BATCH}; cost: x a forward pass")
-    print(f"{'adapter':<10} {'mean':>6} {'cost':>6} {'MB':>6}  " + " ".join(name[:5] for name in CORRUPTIONS))
+    head = f"{'adapter':<10} " + " ".join(f"{title:>7}" for title in COLUMNS)
+    print(head + "  " + " ".join(name[:5] for name in CORRUPTIONS))
     for name in arguments.adapters.split(","):
         # A process of its own: the peak memory is this adapter's.
         command = [sys.executable, "-m", "benchmarks.adapters", *sys.argv[1:], "--one", name]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        per = " ".join(f"{value:5.1f}" for value in found["error"].values())
-        print(f"{name:<10} {found['mean']:6.2f} {found['cost']:6.2f} {found['peak_mb']:6.0f}  {per}", flush=True)
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        row = f"{name:<10} " + " ".join(f"{found[key]:7.{digits}f}" for key, digits in COLUMNS.values())
+        print(row + "  " + " ".join(f"{value:5.1f}" for value in found["error"].values()), flush=True)
 
 
 if __name__ == "__main__":
