@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from oracle import Adam, detached, entropy, leaves, network, softmax
-from test_balanced_norm import by_loops
 
 from fedtta_flwr.adaptation import bbn
 from fedtta_flwr.adaptation.bbn import BBN
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import BBNOptions
+from tests.adaptation.oracle import Adam, detached, entropy, leaves, network, softmax
+from tests.adaptation.test_balanced_norm import by_loops
 
 F64 = torch.float64
 LAYERS = ("bn1", "bn2")

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from oracle import Adam, by_batch, cross_entropy, detached, leaves, network, softmax
 
 from fedtta_flwr.adaptation import cotta
 from fedtta_flwr.adaptation.cotta import CoTTA
 from fedtta_flwr.options import CoTTAOptions
+from tests.adaptation.oracle import Adam, by_batch, cross_entropy, detached, leaves, network, softmax
 
 CLOSED, OPEN = 0.0, 1.0
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import by_batch, cross_entropy, leaves, network, softmax
 from torch import Tensor
 
 from fedtta_flwr.adaptation.base import Adapter
@@ -29,6 +28,7 @@ from fedtta_flwr.adaptation.rotta import RoTTA
 from fedtta_flwr.adaptation.tent import Tent
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import BBNOptions, BNStatsOptions, CoTTAOptions, ROIDOptions, RoTTAOptions, TentOptions
+from tests.adaptation.oracle import by_batch, cross_entropy, leaves, network, softmax
 
 F64 = torch.float64
 ADAPTERS: dict[str, Callable[..., Adapter]] = {

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Adam, by_batch, cross_entropy, detached, entropy, leaves, network, softmax
 
 from fedtta_flwr.adaptation import roid
 from fedtta_flwr.adaptation.roid import ROID, likelihood_ratio, symmetric
 from fedtta_flwr.options import ROIDOptions
+from tests.adaptation.oracle import Adam, by_batch, cross_entropy, detached, entropy, leaves, network, softmax
 
 
 def rescaled(values: list[float]) -> list[float]:

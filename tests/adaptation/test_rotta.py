@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Adam, by_moments, cross_entropy, detached, entropy, leaves, network, softmax
 
 from fedtta_flwr.adaptation import rotta
 from fedtta_flwr.adaptation.cstu import CSTU
 from fedtta_flwr.adaptation.rotta import RoTTA
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import RoTTAOptions
+from tests.adaptation.oracle import Adam, by_moments, cross_entropy, detached, entropy, leaves, network, softmax
 
 
 @dataclass
