@@ -1,5 +1,6 @@
 """The ``fedtta`` command."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,9 @@ def run(
     overrides = read_overrides(run_config or [])
     if output is not None:
         overrides["output-dir"] = str(output.expanduser().absolute())
+    for key in ("checkpoint", "data-dir"):  # what is relative means this folder, in whichever the engine works
+        if isinstance(overrides.get(key), str) and overrides[key]:
+            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
     if engine == "local":
         run_local(overrides, nodes)
     else:
@@ -113,6 +117,8 @@ def _numbers(option: str, text: str) -> list[float]:
 
 def main() -> None:
     """Run the command; what the user can put right ends in one line and status 2."""
+    # As Ctrl-C does, a terminated run leaves a valid directory and no process behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except FedTTAError as error:

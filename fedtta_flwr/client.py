@@ -45,6 +45,8 @@ def hello(message: Message, context: Context) -> Message:
             {
                 "clients": list(names),
                 "slots": [len(bench.stream(name)) for name in names],
+                "classes": bench.test_set.classes,
+                "model": bench.fingerprint,
                 "code": code_fingerprint(),
                 "config": bench.config.fingerprint(),
             }
@@ -106,6 +108,7 @@ class _Visited:
 
     domains: list[str] = field(default_factory=list)
     counts: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    failure: str = ""
     late_domain: str = ""
     late_round: int = 0
     samples: int = 0
@@ -126,13 +129,16 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
     visited = []
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
-        visited.append(_visit_one(bench, client, request, own, memory))
+        try:
+            visited.append(_visit_one(bench, client, request, own, memory))
+        except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
+            visited.append(_Visited(failure=str(error)))
     for v in visited:  # only now: a visit that fails half-way must leave no client half-advanced
         memory.update(v.memory)
     for client, v in zip(clients, visited, strict=True):
-        stream = bench.stream(client)
-        if isinstance(stream, TakesPredictions):
-            for slot, probabilities in v.predictions:
+        for slot, probabilities in v.predictions:
+            stream = bench.stream(client)
+            if isinstance(stream, TakesPredictions):
                 stream.predicted(slot, probabilities, int(request["round"]))  # type: ignore[arg-type]
     updated = [i for i, v in enumerate(visited) if v.samples]
     classes = bench.test_set.classes
@@ -142,6 +148,8 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
             INFO: ConfigRecord(
                 {
                     "clients": clients,
+                    "failed": [client for client, v in zip(clients, visited, strict=True) if v.failure],
+                    "failures": [v.failure for v in visited if v.failure],
                     "updated": [clients[i] for i in updated],
                     "samples": [visited[i].samples for i in updated],
                     "domains": [d for v in visited for d in v.domains + [""] * (slots - len(v.domains))],

@@ -15,6 +15,7 @@ from fedtta_flwr.data.checks import check_streams
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.models import MODELS
 from fedtta_flwr.options import (
     BBNOptions,
     BNStatsOptions,
@@ -160,6 +161,13 @@ class RunConfig(BaseModel):
     @classmethod
     def _adapter(cls, value: str) -> str:
         return check_name("adapter", value, ADAPTERS)
+
+    @field_validator("model")
+    @classmethod
+    def _model(cls, value: str) -> str:
+        if value not in MODELS and not value.startswith("robustbench:"):
+            raise ConfigError(f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or robustbench:ID")
+        return value
 
     @field_validator("corruptions")
     @classmethod

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -133,11 +132,13 @@ def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
             _wait_until_healthy(process, port, home / "superlink.log")
             yield env
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -202,6 +203,5 @@ def _load(path: Path) -> ModuleType:
 
 def _headline(path: Path) -> str:
     """Return what a config file's comment says after the command that runs it."""
-    tomllib.loads(path.read_text())
     comments = [line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#")]
     return comments[1] if len(comments) > 1 else ""

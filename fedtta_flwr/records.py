@@ -4,10 +4,12 @@
 message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
-reply          ``hello``      client names, slots of each, code fingerprint
-train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options
+reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model
+train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options;
+                              who of them has a personal state in this message
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
-reply          ``visit``      client names, slots, domains, samples, seconds, steps rolled back
+reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
+                              slot; domain and round of the ones scored late; start and end, steps rolled back
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score
@@ -17,10 +19,12 @@ Nothing else travels: no weights that adaptation cannot change, no integer buffe
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
@@ -62,9 +66,9 @@ def arrays_of(content: RecordDict, name: str) -> dict[str, Tensor]:
 
 
 def payload_bytes(message: Message) -> int:
-    """Return the bytes of the arrays in a message."""
+    """Return the bytes of the tensors in a message (its wire form adds some hundred bytes a tensor and message)."""
     records = message.content.array_records.values() if message.has_content() else ()
-    return sum(len(array.data) for record in records for array in record.values())
+    return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for record in records for a in record.values())
 
 
 def error_reply(message: Message, text: str) -> Message:

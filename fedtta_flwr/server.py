@@ -11,6 +11,7 @@ from fedtta_flwr.registry import STRATEGIES, resolve
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.strategies.base import PersonalizedStrategy
+from fedtta_flwr.workbench import make_adapter
 
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
@@ -22,11 +23,11 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Find out what is wrong with data, streams and source model while nobody has been asked anything yet.
+    """Find out what is wrong with data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
     """
-    load_source(config, check_data(config).classes)
+    make_adapter(config, load_source(config, check_data(config).classes))
 
 
 @contextmanager

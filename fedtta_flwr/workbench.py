@@ -1,5 +1,6 @@
 """What a client process keeps between visits because it belongs to no client: networks, data, shared noise."""
 
+import hashlib
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -28,6 +29,7 @@ class Workbench:
         self.scores = config.score_names()
         self.test_set = open_data(config)
         model = load_source(config, self.test_set.classes).to(self.device)
+        self.fingerprint = _fingerprint(model)
         self.source: nn.Module = deepcopy(model)
         self.adapter = make_adapter(config, deepcopy(model))
         #: never mixed: what the same adapter does alone, on the same stream
@@ -93,6 +95,22 @@ def choose_device(name: str) -> torch.device:
 
 
 def make_adapter(config: RunConfig, model: nn.Module) -> Adapter:
-    """Build the run's adapter around a model, which it owns from then on."""
-    adapter: Adapter = resolve("adapter", config.adapter, ADAPTERS)(model, config.options(config.adapter))
-    return adapter
+    """Build the run's adapter around a model, which it owns from then on.
+
+    Raises
+    ------
+    ConfigError
+        If the name is not one of an adapter, or the adapter cannot work with this model.
+    """
+    kind = resolve("adapter", config.adapter, ADAPTERS)
+    if not (isinstance(kind, type) and issubclass(kind, Adapter)):
+        raise ConfigError(f"adapter = {config.adapter!r}: no subclass of {Adapter.__name__}")
+    return kind(model, config.options(config.adapter))
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Return a short hash of a model's tensors: all clients must begin from the same ones."""
+    digest = hashlib.sha256()
+    for name, t in model.state_dict().items():
+        digest.update(name.encode() + t.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,8 +232,8 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert set(content.keys()) == ({INFO, COUNTS} if closing else {INFO, COUNTS, STATE, DESCRIPTOR})
         assert not content.metric_records
         assert set(info.keys()) == {
-            "clients", "updated", "samples", "domains", "late-domains", "late-rounds", "round", "rolled-back",
-            "started", "ended",
+            "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
+            "rolled-back", "started", "ended",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 600
         state = arrays_of(content, STATE)
@@ -267,7 +268,7 @@ def test_no_descriptor_leaves_where_none_is_asked_for(run_local: Run, strategy: 
 def test_bytes_are_those_of_the_messages(base: Any) -> None:
     for key, messages in (("up", base.replies), ("down", base.sent)):
         counted = sum(
-            len(array.data)
+            array.numpy().nbytes
             for message in messages
             for record in message.content.array_records.values()
             for array in record.values()
@@ -391,6 +392,14 @@ def state_for(reply: Message) -> dict[str, Tensor]:
     return arrays_of(reply.content, STATE)
 
 
+def failures(reply: Message) -> dict[str, str]:
+    info = reply.content.config_records[INFO]
+    found = dict(zip(info["failed"], info["failures"], strict=True))
+    assert found
+    assert all("\n" not in text for text in found.values())
+    return found
+
+
 @pytest.mark.parametrize("adapter", ["bn-stats", "entropy"])
 def test_a_visit_that_fails_leaves_every_memory_untouched(tiny_config: Callable[..., RunConfig], adapter: str) -> None:
     config = tiny_config(adapter=adapter)
@@ -403,15 +412,12 @@ def test_a_visit_that_fails_leaves_every_memory_untouched(tiny_config: Callable[
     key = next(iter(state))
     short = {k: t for k, t in state.items() if k != key}
     misshapen = state | {key: torch.zeros(2, 1, 1)}
-    for bad in (short, misshapen):  # refused with one line
-        reply = node.visit(CLIENTS[:2], bad)
-        assert key in (error_of(reply) or "")
+    for bad in (short, misshapen):  # refused with one line each
+        assert all(key in text for text in failures(node.visit(CLIENTS[:2], bad)).values())
         assert node.memory() == before
-    reply = node.visit([*CLIENTS[:2], "camera-7"], personal=[])  # the first two had been through already
-    assert "camera-7" in (error_of(reply) or "")
-    assert node.memory() == before
-    reply = node.visit(CLIENTS[:2], descriptor="palm-lines")
-    assert "palm-lines" in (error_of(reply) or "")
+    found = failures(node.visit(CLIENTS[:2], descriptor="palm-lines"))
+    assert list(found) == CLIENTS[:2]
+    assert all("palm-lines" in text for text in found.values())
     assert node.memory() == before
     with pytest.raises(KeyError):  # and what is no fault of the user's
         node.visit(CLIENTS[:2], descriptor="noise-logits")
@@ -421,6 +427,17 @@ def test_a_visit_that_fails_leaves_every_memory_untouched(tiny_config: Callable[
     assert uploaded(again) == uploaded(expected)
     assert node.memory() == calm.memory() != before
     assert node.context.state.config_records["client-00"]["next-slot"] == 2
+
+
+def test_a_client_that_fails_keeps_nobody_else_from_going_on(tiny_config: Callable[..., RunConfig]) -> None:
+    config = tiny_config()
+    node, calm = Node(config), Node(config)
+    reply, expected = node.visit(["camera-7", *CLIENTS[:2]]), calm.visit(CLIENTS[:2])
+    assert list(failures(reply)) == ["camera-7"]
+    assert "camera-7" in failures(reply)["camera-7"]
+    assert list(reply.content.config_records[INFO]["updated"]) == CLIENTS[:2]
+    assert uploaded(reply) == uploaded(expected)
+    assert node.memory() == calm.memory()
 
 
 def test_visits_go_on_in_another_process_where_they_ended(tiny_config: Callable[..., RunConfig]) -> None:
@@ -576,3 +593,16 @@ def test_reset_at_each_shift_makes_every_corruption_the_first_one(run_local: Run
     alone = accuracies("contrast", "each-shift")
     assert accuracies("fog,contrast", "each-shift") == alone
     assert accuracies("fog,contrast", "never") != alone
+
+
+def test_streams_without_a_single_slot_are_refused(
+    run_local: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "no_slots.py").write_text(
+        "class Nothing:\n    domains = ()\n    def __len__(self): return 0\ndef stream(config, client): return Nothing()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", "no_slots")
+    with pytest.raises(FedTTAError, match="streams of all clients are empty"):
+        run_local(stream="no_slots:stream", classes=10, **{"output-dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()

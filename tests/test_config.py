@@ -25,7 +25,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "data-dir": [(1, "string")],
     "image-size": [(7, "8"), (1025, "1024"), ("32", "integer")],
     "classes": [(-1, "0"), (100_001, "100000"), (2.5, "integer")],
-    "model": [(8, "string")],
+    "model": [(8, "string"), ("resnet9", "resnet8, resnet20")],
     "checkpoint": [(0, "string")],
     "legacy-no-norm": [(1, "boolean"), ("true", "boolean")],
     "num-clients": [(0, "1"), (-3, "1"), (100_001, "100000"), ("20", "integer"), (2.5, "integer"), (True, "integer")],
@@ -354,7 +354,8 @@ def test_a_combination_that_cannot_be_is_refused(flat: dict[str, Any], words: li
     [
         ({"dataset": "cifar"}, ["dataset", "'cifar'", "digits"]),
         ({"data-dir": "/no/such/folder"}, ["data-dir", "/no/such/folder"]),
-        ({"model": "resnet99"}, ["model", "'resnet99'", "checkpoint"]),
+        ({"model": "resnet20"}, ["model", "'resnet20'", "checkpoint"]),
+        ({"model": "resnet20-gn", "adapter": "bn-stats"}, ["checkpoint"]),
         ({"checkpoint": "/no/such.safetensors"}, ["/no/such.safetensors"]),
         ({"batch-size": 798, "slots-per-corruption": 1}, ["batch-size = 798", "797"]),
     ],

@@ -121,7 +121,8 @@ def _own_stream(config: RunConfig, client: str) -> ClientStream:
         stream: ClientStream = function(config, client)
         length, domains = len(stream), len(stream.domains)
     except Exception as error:  # it is the user's code: whatever it raises is theirs to read, in one line
-        raise ConfigError(f"stream = {config.stream!r}: {type(error).__name__}: {error}") from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"stream = {config.stream!r}: {text}") from error
     if length != domains:
         raise ConfigError(f"stream = {config.stream!r}: {length} slots but {domains} domains; expected as many")
     return stream

@@ -12,7 +12,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
 from fedtta_flwr.data.streams import Stream
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.reports.files import write_atomically
 
 NAMED = 40  # clients, at most, whose names are written out
@@ -41,7 +41,9 @@ def draw_streams(config: RunConfig, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("`fedtta data show` needs the extra plots: pip install 'fedtta-flwr[plots]'") from None
+        raise ConfigError(
+            "`fedtta data show` needs the extra plots: pip install '.[plots]' in this project's folder"
+        ) from None
     data = open_data(config)
     streams = {client: build_stream(config, client, data) for client in config.client_names()}
     counts = _class_counts(streams, data.classes)
@@ -55,8 +57,11 @@ def draw_streams(config: RunConfig, path: Path) -> None:
     figure.suptitle(_title(config))
     image = BytesIO()
     figure.savefig(image, format="png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(image.getvalue()))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(image.getvalue()))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}); name a file in a folder that can be") from None
 
 
 def _class_counts(streams: Mapping[str, ClientStream], classes: int) -> NDArray[np.int64] | None:

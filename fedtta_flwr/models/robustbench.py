@@ -21,7 +21,7 @@ from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
 
 PREFIX = "robustbench:"
-EXTRA = "pip install 'fedtta-flwr[robustbench]'"
+EXTRA = "pip install '.[robustbench]' in this project's folder"
 
 
 class ZooClassifier(Classifier):

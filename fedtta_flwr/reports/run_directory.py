@@ -1,6 +1,7 @@
 """The run directory: config.json, rounds.jsonl, collaboration.npz and summary.json."""
 
 import json
+import os
 import platform
 import time
 from collections import defaultdict
@@ -36,19 +37,17 @@ class RunDirectory:
     Raises
     ------
     ConfigError
-        If it does, or cannot be made.
+        If it holds files, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.board = Scoreboard()
-        self._made = not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {error.strerror}") from None
-        if any(path.iterdir()):
+        if path.is_dir() and any(path.iterdir()):
             raise ConfigError(f"output-dir = {str(path)!r}: holds files already; name a new or an empty folder")
+        there = next(p for p in (path, *path.parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {there} is no folder that can be written")
         self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
         self._held: dict[str, Any] | None = None
         self._own: list[Counts] = []
@@ -60,6 +59,10 @@ class RunDirectory:
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Write config.json, and a summary that says that nothing is finished."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output-dir = {str(self.path)!r}: cannot be made: {error.strerror}") from None
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
         about = {
@@ -116,10 +119,8 @@ class RunDirectory:
 
     def close(self, *, finished: bool) -> None:
         """Write what is known now; a run that was broken off is marked as not finished."""
-        if not self._clients:  # it never began: leave nothing behind
-            if self._made:
-                self.path.rmdir()
-            return
+        if not self._clients:
+            return  # it never began, and there is no directory
         if self._held is not None:
             self._append()
         self._save(finished=finished)

@@ -64,6 +64,9 @@ class Terminal:
             f"{seconds['server']:.1f}, transport {seconds['transport']:.1f}); per client and round "
             f"{summary['bytes']['up']:,.0f} bytes up, {summary['bytes']['down']:,.0f} down"
         )
+        if summary["screened"]:
+            left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
+            self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")

@@ -1,5 +1,6 @@
 """The strategy that all methods share: everything but how clients are weighted."""
 
+import logging
 import math
 import time
 from abc import abstractmethod
@@ -29,8 +30,6 @@ from fedtta_flwr.strategies.updates import (
     screen,
     stack_updates,
 )
-
-INFO_LEVEL, WARNING_LEVEL = 20, 30
 
 
 class PersonalizedStrategy(Strategy):
@@ -125,9 +124,11 @@ class PersonalizedStrategy(Strategy):
             evaluate_config or ConfigRecord(),
         )
         self.roster = gather(grid, self.config)
+        if not any(self.roster.slots.values()):
+            raise FederationError("the streams of all clients are empty: nothing to adapt to; name other data")
         rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)
         if (wanted := num_rounds or self.config.rounds) > rounds:
-            log(WARNING_LEVEL, "rounds = %d: the streams end after %d", wanted, rounds)
+            log(logging.WARNING, "rounds = %d: the streams end after %d", wanted, rounds)
         rounds = min(rounds, wanted or rounds)
         self.summary()
         for observer in self.observers:
@@ -190,8 +191,8 @@ class PersonalizedStrategy(Strategy):
     def summary(self) -> None:
         """Log what runs, in one line."""
         log(
-            INFO_LEVEL,
-            "%s x %s on %s: %d clients on %d nodes, seed %d",
+            logging.INFO,
+            "%s x %s on %s: clients %d, nodes %d, seed %d",
             self.config.strategy,
             self.config.adapter,
             self.config.dataset,
@@ -245,7 +246,7 @@ class PersonalizedStrategy(Strategy):
         rejected = screen(read)
         round_.missing |= rejected
         for client, reason in sorted(round_.missing.items()):
-            log(WARNING_LEVEL, "round %d goes on without %s: %s", round_.number, client, reason)
+            log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
         asked = {c for c, node in self.roster.node_of.items() if node in self._sent_to.values()}
         if asked and asked <= round_.missing.keys():
             first = min(asked)

@@ -41,7 +41,7 @@ def read_replies(
         asked = hosted.get(sent_to[reply.metadata.reply_to_message_id], [])
         answered.update(asked)
         if (error := error_of(reply)) is None:
-            error = _enter(round_, reply, asked, updates, intervals)
+            error = _enter(round_, reply, asked, roster.classes, updates, intervals)
         if error is not None:
             round_.missing |= dict.fromkeys(asked, error)
     round_.samples = sum(update.examples for update in updates.values())
@@ -56,6 +56,7 @@ def _enter(
     round_: Round,
     reply: Message,
     asked: Sequence[str],
+    classes: int,
     updates: dict[str, Update],
     intervals: list[tuple[float, float]],
 ) -> str | None:
@@ -63,15 +64,19 @@ def _enter(
     try:
         info = reply.content.config_records[INFO]
         clients = _names(info, "clients")
-        if strangers := set(clients + _names(info, "updated")) - set(asked):
+        failed = dict(zip(_names(info, "failed"), _names(info, "failures"), strict=True))
+        if strangers := {*clients, *failed, *_names(info, "updated")} - set(asked):
             return f"malformed reply: it speaks for {min(strangers)}, who was not asked"
+        if silent := set(asked) - set(clients):
+            return f"malformed reply: it says nothing of {min(silent)}"
         found = _updates(reply, info)
-        counts = _counts(clients, info, arrays_of(reply.content, SCORES))
+        counts = _counts(clients, info, arrays_of(reply.content, SCORES), classes)
         interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
         rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return f"malformed reply: {type(error).__name__}: {error}"
     updates.update(found)
+    round_.missing |= failed
     intervals.append(interval)
     round_.counts += counts
     round_.rolled_back += rolled_back
@@ -83,6 +88,8 @@ def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
     state = arrays_of(reply.content, STATE)
     descriptor = arrays_of(reply.content, DESCRIPTOR).get(DESCRIPTOR)
     samples: Sequence[int] = info["samples"]  # type: ignore[assignment]
+    if min(samples, default=0) < 0:
+        raise ValueError(f"{min(samples)} samples")
     return {
         client: Update(
             state=unstack(state, i),
@@ -93,7 +100,7 @@ def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
     }
 
 
-def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor]) -> list[Counts]:
+def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor], classes: int) -> list[Counts]:
     """Turn the stacked counts [C, T, K] into one entry per client, slot and score."""
     now, late = _names(info, "domains"), _names(info, "late-domains")
     slots = len(now) // max(1, len(clients))
@@ -106,6 +113,10 @@ def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor
         is_late = key == LATE
         correct = table.numpy().astype(np.int64)
         seen = scores[SEEN_FOR.get(key, "seen")].numpy().astype(np.int64)
+        if correct.shape != seen.shape or correct.shape[::2] != (len(clients), classes):
+            raise ValueError(f"counts of {key} have shape {correct.shape}")
+        if (correct < 0).any() or (correct > seen).any():
+            raise ValueError(f"counts of {key} are negative, or more than were seen")
         for i, client in enumerate(clients):
             for j in range(correct.shape[1]):
                 if seen[i, j].any():

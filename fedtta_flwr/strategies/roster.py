@@ -23,10 +23,16 @@ class Roster:
         Client name -> the node that hosts it.
     slots : dict of str to int
         Client name -> length of its stream.
+    classes : int
+        Number of classes K.
+    model : str
+        Fingerprint of the source model.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
+    classes: int = 0
+    model: str = ""
 
     def nodes(self) -> dict[int, list[str]]:
         """Return the clients, sorted, of each node, in the order of their first client."""
@@ -86,6 +92,13 @@ def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
     if hello["config"] != config.fingerprint():
         raise FederationError(
             f"node {node} has another run config than the server ({hello['config']!s}, expected {config.fingerprint()})"
+        )
+    roster.classes = roster.classes or int(hello["classes"])  # type: ignore[arg-type]
+    roster.model = roster.model or str(hello["model"])
+    if hello["model"] != roster.model:
+        raise FederationError(
+            f"node {node} has another source model than the others ({hello['model']!s}, expected {roster.model}): "
+            f"give every node the same checkpoint"
         )
     clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
     slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]

@@ -230,7 +230,7 @@ def test_show_names_the_extra_that_is_missing(fedtta: Any, tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, _, err = fedtta("data", "show", "--output", tmp_path / "x.png")
     assert status == 2
-    assert "fedtta-flwr[plots]" in err
+    assert ".[plots]" in err
     assert err.count("\n") == 1
 
 

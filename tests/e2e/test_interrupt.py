@@ -1,12 +1,15 @@
-"""Ctrl-C in the middle of a run."""
+"""Ctrl-C, or a polite kill, in the middle of a run."""
 
 import json
 import signal
 import subprocess
 import time
 
+import pytest
 
-def test_ctrl_c_leaves_a_valid_directory_that_says_it_is_unfinished(environment, tmp_path):
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_a_valid_directory_that_says_so(environment, tmp_path, number, status):
     output = tmp_path / "run"
     process = subprocess.Popen(
         ["fedtta", "run", "--output", str(output), "--run-config", "num-clients=4 spatial-heterogeneity=0.5"],
@@ -19,10 +22,10 @@ def test_ctrl_c_leaves_a_valid_directory_that_says_it_is_unfinished(environment,
     deadline = time.monotonic() + 120
     while not (output / "rounds.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
 
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in errors
     summary = json.loads((output / "summary.json").read_text())
     rounds = [json.loads(line) for line in (output / "rounds.jsonl").open()]

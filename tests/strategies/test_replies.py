@@ -18,13 +18,13 @@ from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.updates import Update
 
 #: partition 0 is node 2, partition 1 is node 3
-ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4})
+ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4}, classes=2)
 Make = Callable[[Message], Message]
 
 
 def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **states: dict[str, Any]) -> Make:
     def make(message: Message) -> Message:
-        content = RecordDict({INFO: ConfigRecord(info)})
+        content = RecordDict({INFO: ConfigRecord({"failed": [], "failures": []} | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
         for name, tensors in states.items():
@@ -137,7 +137,7 @@ def test_totals_of_a_round() -> None:
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
     expected = sum(
-        len(array.data)
+        array.numpy().nbytes
         for reply in replies
         for record in reply.content.array_records.values()
         for array in record.values()
@@ -200,8 +200,11 @@ def test_a_reply_without_scores_or_descriptor() -> None:
     ("spoilt", "word"),
     [
         ({"samples": []}, "IndexError"),
+        ({"samples": [-5]}, "-5 samples"),
         ({"rolled-back": "x"}, "ValueError"),
         ({"clients": ["a"]}, "a, who was not asked"),
+        ({"failed": ["c"], "failures": ["disk"]}, "c, who was not asked"),
+        ({"clients": [], "updated": [], "samples": [], "domains": [], "late-domains": []}, "nothing of b"),
     ],
 )
 def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: str) -> None:
@@ -214,3 +217,30 @@ def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: 
     _, _, alone = read(NODE_2, None)
     assert len(replies) == len(alone) + 1
     assert round_.rolled_back == 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "word"),
+    [
+        ({"seen": [[[3, 2, 0]]], "tta": [[[0, 0, 0]]]}, "shape"),
+        ({"seen": [[[3, 2]]], "tta": [[[4, 0]]]}, "more than were seen"),
+        ({"seen": [[[3, 2]]], "tta": [[[-1, 0]]]}, "negative"),
+        ({"tta": [[[1, 0]]]}, "KeyError"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) -> None:
+    info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
+    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    round_, updates, _ = read(NODE_2, reply_with(info, scores, **{STATE: {"w": [[2.0]]}}))
+    assert sorted(updates) == ["a", "c"]
+    assert word in round_.missing["b"]
+    assert all(c.client != "b" for c in round_.counts)
+
+
+def test_a_client_that_failed_is_missing_the_others_of_its_node_are_not() -> None:
+    info = {"clients": ["a", "c"], "updated": ["c"], "samples": [3], "domains": ["", ""], "late-domains": ["", ""]}
+    info |= {"late-rounds": [0, 0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    info |= {"failed": ["a"], "failures": ["5.png: damaged"]}
+    round_, updates, _ = read(reply_with(info, {}, **{STATE: {"w": [[3.0]]}}), NODE_3)
+    assert sorted(updates) == ["b", "c"]
+    assert round_.missing == {"a": "5.png: damaged"}
