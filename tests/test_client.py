@@ -599,7 +599,10 @@ def test_streams_without_a_single_slot_are_refused(
     run_local: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "no_slots.py").write_text(
-        "class Nothing:\n    domains = ()\n    def __len__(self): return 0\ndef stream(config, client): return Nothing()\n"
+        "class Nothing:\n"
+        "    domains = ()\n"
+        "    def __len__(self): return 0\n"
+        "def stream(config, client): return Nothing()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("FEDTTA_PLUGINS", "no_slots")
