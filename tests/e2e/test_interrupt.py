@@ -18,6 +18,8 @@ def test_an_interrupted_run_leaves_a_valid_directory_that_says_so(environment, t
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs in the background ignores Ctrl-C, and so would all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (output / "rounds.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
