@@ -15,7 +15,7 @@ from fedtta_flwr.data.checks import check_streams
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.models import MODELS
+from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.options import (
     BBNOptions,
     BNStatsOptions,
@@ -57,7 +57,7 @@ class RunConfig(BaseModel):
     classes: Annotated[int, Field(ge=0, le=100_000)] = Field(
         0, description="number of classes; 0 = as many as the data set has; `live` and an own stream need it"
     )
-    model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`) or robustbench:ID")
+    model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`) or {ROBUSTBENCH}ID")
     checkpoint: str = Field(
         "",
         description="source model, .safetensors; empty = the embedded one; with robustbench:ID the zoo's folder of "
@@ -165,8 +165,8 @@ class RunConfig(BaseModel):
     @field_validator("model")
     @classmethod
     def _model(cls, value: str) -> str:
-        if value not in MODELS and not value.startswith("robustbench:"):
-            raise ConfigError(f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or robustbench:ID")
+        if value not in MODELS and not value.startswith(ROBUSTBENCH):
+            raise ConfigError(f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or {ROBUSTBENCH}ID")
         return value
 
     @field_validator("corruptions")

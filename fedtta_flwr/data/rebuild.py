@@ -18,7 +18,7 @@ from fedtta_flwr.data.npy import map_array
 from fedtta_flwr.data.parallel import worker_pool
 from fedtta_flwr.data.zenodo import MANIFEST, SEVERITIES, read_manifest
 from fedtta_flwr.errors import ConfigError, DataError
-from fedtta_flwr.reports.files import write_atomically, write_json
+from fedtta_flwr.files import write_atomically, write_json
 
 CHUNK = 500  # images of one task: seconds of work at most, so that no worker waits long for the others at the end
 RECIPE = "CIFAR-10-C recipe, regenerated"

@@ -13,7 +13,7 @@ from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
 from fedtta_flwr.data.streams import Stream
 from fedtta_flwr.errors import ConfigError, DataError
-from fedtta_flwr.reports.files import write_atomically
+from fedtta_flwr.files import write_atomically
 
 NAMED = 40  # clients, at most, whose names are written out
 WRITTEN = 400  # cells, at most, whose counts are written out

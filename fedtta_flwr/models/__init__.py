@@ -12,7 +12,10 @@ from fedtta_flwr.errors import ConfigError
 if TYPE_CHECKING:
     from fedtta_flwr.models.base import Classifier
 
-__all__ = ["MODELS", "build"]
+__all__ = ["MODELS", "ROBUSTBENCH", "build"]
+
+#: what a model of the RobustBench zoo is named by: this and its id
+ROBUSTBENCH = "robustbench:"
 
 MODELS: dict[str, str] = {
     "resnet8": "CIFAR ResNet, n = 1, widths 16/32/64: 78 thousand parameters",

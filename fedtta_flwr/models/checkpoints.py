@@ -5,7 +5,6 @@ The file's metadata name the ``architecture`` (a key of `fedtta_flwr.models.MODE
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +15,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.files import write_atomically
 from fedtta_flwr.models import build
 from fedtta_flwr.models.base import Classifier
 
@@ -48,14 +48,9 @@ def save(model: Classifier, path: str | Path, metadata: Mapping[str, str]) -> No
         raise ValueError(f"checkpoint metadata lack {', '.join(sorted(missing))}")
     tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     content = serialise(tensors, {**metadata, "format": FORMAT})
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_bytes(content)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomically(path, lambda file: file.write(content))
     except OSError as error:
         raise CheckpointError(
             f"{path}: checkpoint of {len(content)} bytes cannot be written ({error.strerror}); choose another path"

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.models import ROBUSTBENCH
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
 
-PREFIX = "robustbench:"
 EXTRA = "pip install '.[robustbench]' in this project's folder"
 
 
@@ -98,7 +98,7 @@ def load_robustbench(
     CheckpointError
         The file is absent and cannot be downloaded, is damaged, or does not fit.
     """
-    name = model_id.removeprefix(PREFIX)
+    name = model_id.removeprefix(ROBUSTBENCH)
     utils, models = _zoo(name, dataset, threat_model)
     if name not in models:
         raise ConfigError(
@@ -143,7 +143,9 @@ def _zoo(name: str, dataset: str, threat_model: str) -> tuple[Any, dict[str, dic
             warnings.simplefilter("ignore")  # deprecations inside the zoo's own dependencies
             utils = importlib.import_module("robustbench.utils")
     except ImportError as error:
-        raise ConfigError(f"model {PREFIX}{name} needs an extra that is not installed ({error}): {EXTRA}") from error
+        raise ConfigError(
+            f"model {ROBUSTBENCH}{name} needs an extra that is not installed ({error}): {EXTRA}"
+        ) from error
     enums = importlib.import_module("robustbench.model_zoo.enums")
     try:
         models = utils.all_models[enums.BenchmarkDataset(dataset)]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.digits import source_part, test_part
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.models import build
+from fedtta_flwr.models import ROBUSTBENCH, build
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
 from fedtta_flwr.models.normalize import Normalize
@@ -26,7 +26,6 @@ from fedtta_flwr.seeding import derive_seed
 EMBEDDED_DATASET, EMBEDDED_MODEL, EMBEDDED_FILE = "digits", "resnet8", "digits-resnet8.safetensors"
 #: SHA-256 of the shipped file; another checkout's file of the same name is not it
 EMBEDDED_HASH = "ad60ac3dea7427b4094edf85e6aa761a319e69c17734852f75948fe43b17020f"
-ROBUSTBENCH = "robustbench:"
 EPOCHS, BATCH, LEARNING_RATE = 20, 64, 1e-3
 
 

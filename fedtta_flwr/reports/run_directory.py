@@ -14,8 +14,8 @@ import numpy as np
 
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.reports.files import write_atomically, write_json
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.strategies.rounds import Counts, Round
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError
-from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_arrays
+from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, stack, to_arrays
 from fedtta_flwr.strategies.exchange import send_and_receive
 from fedtta_flwr.strategies.replies import read_replies
 from fedtta_flwr.strategies.roster import Roster, gather
@@ -167,9 +167,9 @@ class PersonalizedStrategy(Strategy):
         FederationError
             If not a single client replied.
         """
-        accepted = self._accepted(replies)
-        if accepted:
-            updates = stack_updates(server_round, accepted, ())
+        read, rejected = self._read(replies)
+        if len(read) > len(rejected):
+            updates = stack_updates(server_round, read, rejected)
             self._round.clients = updates.clients
             mixed = self.personalize(updates)
             for i, client in enumerate(updates.clients):
@@ -185,7 +185,7 @@ class PersonalizedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take the last `post` scores from the closing replies."""
-        self._accepted(replies)
+        self._read(replies)
         return None
 
     def summary(self) -> None:
@@ -218,8 +218,7 @@ class PersonalizedStrategy(Strategy):
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
             if known:
-                states = [self._personal[client] for client in known]
-                content[STATE] = to_arrays({name: torch.stack([s[name] for s in states]) for name in states[0]})
+                content[STATE] = to_arrays(stack([self._personal[client] for client in known]))
             messages.append(
                 Message(
                     content,
@@ -239,8 +238,8 @@ class PersonalizedStrategy(Strategy):
         self._sent_to = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
         return replies
 
-    def _accepted(self, replies: Iterable[Message]) -> dict[str, Update]:
-        """Read the replies into the round; return the updates that passed the screening."""
+    def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
+        """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
         read = read_replies(round_, replies, self.roster, self._sent_to)
         rejected = screen(read)
@@ -251,7 +250,7 @@ class PersonalizedStrategy(Strategy):
         if asked and asked <= round_.missing.keys():
             first = min(asked)
             raise FederationError(f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}")
-        return {client: update for client, update in read.items() if client not in rejected}
+        return read, rejected
 
     def _tell(self, began: float) -> None:
         seconds = self._round.seconds

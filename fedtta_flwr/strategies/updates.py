@@ -1,7 +1,7 @@
 """A round's replies as stacked tensors: screening, and mixing. Pure torch."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,7 +92,7 @@ def screen(updates: Mapping[str, Update]) -> dict[str, str]:
     return rejected
 
 
-def stack_updates(round_: int, updates: Mapping[str, Update], rejected: Sequence[str]) -> Updates:
+def stack_updates(round_: int, updates: Mapping[str, Update], rejected: Collection[str]) -> Updates:
     """Stack the updates that were not rejected, in the order of sorted names."""
     clients = tuple(sorted(set(updates) - set(rejected)))
     accepted = [updates[client] for client in clients]

@@ -29,6 +29,17 @@ def by_batch(_: str, h: Tensor) -> Tensor:
     return torch.stack(channels, dim=1)
 
 
+def logits_of(p: Params, x: Tensor) -> Tensor:
+    """The network with batch statistics."""
+    return network(p, x, by_batch)
+
+
+def entropy_of(row: Tensor) -> Tensor:
+    """-sum_k p_k log p_k of softmax(row), differentiable."""
+    p = row.exp() / row.exp().sum()
+    return -sum(q * q.log() for q in p)
+
+
 def by_moments(moments: Params) -> Callable[[str, Tensor], Tensor]:
     """Normalise with given ``NAME.running_mean`` and ``NAME.running_var``."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedtta_flwr.adaptation.eata import EATA
 from fedtta_flwr.adaptation.tent import Tent
 from fedtta_flwr.options import EATAOptions, TentOptions
+from tests.adaptation.oracle import entropy_of, logits_of
 
 NAMES = ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]
 RATE = 0.05
@@ -16,22 +17,6 @@ RATE = 0.05
 
 def eata(model: nn.Module, **options) -> EATA:
     return EATA(model, EATAOptions(**{"learning_rate": RATE} | options))
-
-
-def logits_of(p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The tiny network with batch statistics, as a function of its parameters."""
-    for number, stride in ((1, 1), (2, 2)):
-        x = nn.functional.conv2d(x, p[f"conv{number}.weight"], stride=stride, padding=1)
-        x = x - x.mean(dim=(0, 2, 3), keepdim=True)
-        x = x / ((x * x).mean(dim=(0, 2, 3), keepdim=True) + 1e-5).sqrt()
-        scale, shift = (p[f"bn{number}.{kind}"].view(1, -1, 1, 1) for kind in ("weight", "bias"))
-        x = (x * scale + shift).clamp(min=0)
-    return x.mean(dim=(2, 3)) @ p["head.weight"].T + p["head.bias"]
-
-
-def entropy_of(row: Tensor) -> Tensor:
-    p = row.exp() / row.exp().sum()
-    return -sum(q * q.log() for q in p)
 
 
 def cosine(a: list[float], b: list[float]) -> float:

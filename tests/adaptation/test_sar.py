@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedtta_flwr.adaptation.sar import SAR
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import SAROptions
+from tests.adaptation.oracle import entropy_of, logits_of
 
 NAMES = ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]
 RATE, RHO = 0.05, 0.05
@@ -16,22 +17,6 @@ RATE, RHO = 0.05, 0.05
 
 def sar(model: nn.Module, **options) -> SAR:
     return SAR(model, SAROptions(**{"learning_rate": RATE, "rho": RHO} | options))
-
-
-def logits_of(p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The tiny network with batch statistics, as a function of its parameters."""
-    for number, stride in ((1, 1), (2, 2)):
-        x = nn.functional.conv2d(x, p[f"conv{number}.weight"], stride=stride, padding=1)
-        x = x - x.mean(dim=(0, 2, 3), keepdim=True)
-        x = x / ((x * x).mean(dim=(0, 2, 3), keepdim=True) + 1e-5).sqrt()
-        scale, shift = (p[f"bn{number}.{kind}"].view(1, -1, 1, 1) for kind in ("weight", "bias"))
-        x = (x * scale + shift).clamp(min=0)
-    return x.mean(dim=(2, 3)) @ p["head.weight"].T + p["head.bias"]
-
-
-def entropy_of(row: Tensor) -> Tensor:
-    p = row.exp() / row.exp().sum()
-    return -sum(q * q.log() for q in p)
 
 
 def certain(model: nn.Module, factor: float = 20.0) -> nn.Module:

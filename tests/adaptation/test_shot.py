@@ -7,19 +7,9 @@ from torch import Tensor, nn
 from fedtta_flwr.adaptation.shot import SHOT
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import SHOTOptions
+from tests.adaptation.oracle import logits_of
 
 RATE, DECAY = 0.05, 0.1
-
-
-def logits_of(p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The tiny network with batch statistics, as a function of its parameters."""
-    for number, stride in ((1, 1), (2, 2)):
-        x = nn.functional.conv2d(x, p[f"conv{number}.weight"], stride=stride, padding=1)
-        x = x - x.mean(dim=(0, 2, 3), keepdim=True)
-        x = x / ((x * x).mean(dim=(0, 2, 3), keepdim=True) + 1e-5).sqrt()
-        scale, shift = (p[f"bn{number}.{kind}"].view(1, -1, 1, 1) for kind in ("weight", "bias"))
-        x = (x * scale + shift).clamp(min=0)
-    return x.mean(dim=(2, 3)) @ p["head.weight"].T + p["head.bias"]
 
 
 def information(logits: Tensor, weight: float) -> Tensor:

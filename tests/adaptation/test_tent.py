@@ -8,6 +8,7 @@ from fedtta_flwr.adaptation.entropy import Entropy
 from fedtta_flwr.adaptation.tent import Tent
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import EntropyOptions, TentOptions
+from tests.adaptation.oracle import logits_of
 
 NAMES = ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]
 RATE = 0.02
@@ -15,17 +16,6 @@ RATE = 0.02
 
 def tent(model: nn.Module, **options) -> Tent:
     return Tent(model, TentOptions(**{"learning_rate": RATE} | options))
-
-
-def logits_of(p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The tiny network with batch statistics, as a function of its parameters."""
-    for number, stride in ((1, 1), (2, 2)):
-        x = nn.functional.conv2d(x, p[f"conv{number}.weight"], stride=stride, padding=1)
-        x = x - x.mean(dim=(0, 2, 3), keepdim=True)
-        x = x / ((x * x).mean(dim=(0, 2, 3), keepdim=True) + 1e-5).sqrt()
-        scale, shift = (p[f"bn{number}.{kind}"].view(1, -1, 1, 1) for kind in ("weight", "bias"))
-        x = (x * scale + shift).clamp(min=0)
-    return x.mean(dim=(2, 3)) @ p["head.weight"].T + p["head.bias"]
 
 
 def mean_entropy(logits: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from flwr.app import Message
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.reports.files import write_atomically, write_json
 from fedtta_flwr.reports.run_directory import RunDirectory, default_path, run_path
 from fedtta_flwr.strategies.rounds import Counts, Round
 
