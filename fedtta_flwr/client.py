@@ -192,13 +192,16 @@ def _visit_one(
 ) -> _Visited:
     """One client's visit: score the mixture that came, then go through the next slots in order."""
     stream, adapter, result = bench.stream(client), bench.adapter, _Visited()
-    classes = bench.test_set.classes
+    classes, finetune = bench.test_set.classes, bool(request["finetune"])
+    bench.pursue(_with_prefix(request, "objective."))
     slot, late_slot, result.late_round = _recall(bench, client, memory)
     adapter.load_adapted_state(bench.initial if personal is None else personal)
-    if "post" in bench.scores and late_slot != NOTHING_LATE:
+    if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
         x, y = _batch(bench, stream, late_slot)
         result.late_domain = stream.domains[late_slot]
-        if y is not None:
+        if finetune:
+            adapter.adapt(x)
+        if y is not None and "post" in bench.scores:
             result.count("late-seen", torch.bincount(y, minlength=classes))
             result.count("late", hits(adapter.predict(x), y, classes))
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
@@ -222,8 +225,8 @@ def _visit_one(
             if "post" in bench.scores:
                 result.count("post-seen", seen * (not is_last))
         if is_last:
-            result.descriptor = bench.describe(str(request["descriptor"]), _options(request), x)
-            late = NOTHING_LATE if y is None else current
+            result.descriptor = bench.describe(str(request["descriptor"]), _with_prefix(request, "descriptor."), x)
+            late = current if finetune or y is not None else NOTHING_LATE
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
     result.memory = _memory(bench, client, max(slot, end), late, int(request["round"]))  # type: ignore[arg-type]
@@ -271,8 +274,7 @@ def _batch(bench: Workbench, stream: ClientStream, slot: int) -> tuple[Tensor, T
     return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
 
 
-def _options(request: ConfigRecord) -> dict[str, Any]:
-    prefix = "descriptor."
+def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
 
 

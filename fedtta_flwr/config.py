@@ -117,6 +117,11 @@ class RunConfig(BaseModel):
     aggregate_every: Annotated[int, Field(ge=1)] = Field(
         1, description="slots that a client adapts to between two aggregations"
     )
+    bn_pooling: Literal["linear", "moments"] = Field(
+        "linear",
+        description="variances in a mixture: linear = their weighted mean, as published; moments = those of the mixed "
+        "data (law of total variance)",
+    )
     reset: Literal["never", "each-shift"] = Field(
         "never",
         description="never: continual adaptation; each-shift: back to the source model, memories and moments "

@@ -5,8 +5,9 @@ message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
 reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model
-train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options;
-                              who of them has a personal state in this message
+train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options, terms of
+                              the clients' loss, whether to finetune a mixture to the last batch; who of them has a
+                              personal state in this message
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
                               slot; domain and round of the ones scored late; start and end, steps rolled back

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging import WARNING
 
+from flwr.common.logger import log
+
+from fedtta_flwr.adaptation.base import Adapter
+from fedtta_flwr.adaptation.objectives import takes_gradient_steps
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError
@@ -22,12 +27,17 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     return kind(config)
 
 
-def check_inputs(config: RunConfig) -> None:
+def check_inputs(config: RunConfig) -> Adapter:
     """Find out what is wrong with data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
+
+    Returns
+    -------
+    Adapter
+        One as every client has it at the start.
     """
-    make_adapter(config, load_source(config, check_data(config).classes))
+    return make_adapter(config, load_source(config, check_data(config).classes))
 
 
 @contextmanager
@@ -43,7 +53,11 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     """
     config = RunConfig.from_flat(run_config)
     strategy = make_strategy(config)
-    check_inputs(config)
+    adapter = check_inputs(config)
+    strategy.source = adapter.adapted_state()
+    if strategy.objectives and not takes_gradient_steps(adapter):
+        terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
+        log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
     directory = RunDirectory(run_path(config))
     strategy.observers = [directory, Terminal(directory)]
     try:

@@ -10,6 +10,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter
+from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, terms_from
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
@@ -46,6 +47,11 @@ class Workbench:
         if client not in self._streams:
             self._streams[client] = build_stream(self.config, client, self.test_set, self.node_config)
         return self._streams[client]
+
+    def pursue(self, objectives: Mapping[str, Any]) -> None:
+        """Let the adapter add the terms that a strategy asks for to its loss; one without gradient steps cannot."""
+        if objectives and self.adapter.objectives is None and takes_gradient_steps(self.adapter):
+            Objectives(self.adapter, terms_from(objectives))
 
     def describe(self, descriptor: str, options: dict[str, Any], x: Tensor) -> Tensor | None:
         """Return the descriptor of the adapter's present model, or None if none is asked for."""

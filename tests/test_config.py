@@ -47,6 +47,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "live-wait": [(-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("1", "number")],
     "rounds": [(-1, "0"), ("all", "integer"), (1.0, "integer")],
     "aggregate-every": [(0, "1"), (0.5, "integer")],
+    "bn-pooling": [("exact", "'linear' or 'moments'"), (True, "linear")],
     "reset": [("always", "'never' or 'each-shift'"), (True, "never")],
     "seed": [(-1, "0"), (2**63, str(2**63)), ("0", "integer"), (0.5, "integer"), (False, "integer")],
     "device": [
@@ -97,6 +98,7 @@ OTHER: dict[str, Scalar] = {
     "live-wait": 0.0,
     "rounds": 3,
     "aggregate-every": 2,
+    "bn-pooling": "moments",
     "reset": "each-shift",
     "seed": 2**63 - 1,
     "device": "cuda:1",

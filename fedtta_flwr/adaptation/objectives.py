@@ -8,7 +8,7 @@ A term that compares the present parameters with the received ones has a gradien
 after they were received: with one step a round, FedProx, FedAMP's pull and pFedGraph's change nothing, bit for bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,6 +132,37 @@ class PFedSD:
 Term = Callable[[Present], Tensor]
 #: terms that need the client's own parameters of the last round
 NEED_PREVIOUS = (Moon, PFedSD)
+#: how a strategy names them
+TERMS: dict[str, Callable[..., Term]] = {
+    "fedprox": FedProx,
+    "fedamp": FedAMP,
+    "pfedgraph": PFedGraph,
+    "moon": Moon,
+    "pfedsd": PFedSD,
+}
+
+
+def takes_gradient_steps(adapter: Adapter) -> bool:
+    """Return whether an adapter has a loss that terms can be added to."""
+    return getattr(adapter, "optimizer", None) is not None
+
+
+def terms_from(named: Mapping[str, float]) -> list[Term]:
+    """Return the terms that a strategy names with their settings: ``{"moon.mu": 1.0, "moon.temperature": 0.5}``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such term or setting.
+    """
+    settings: dict[str, dict[str, float]] = {}
+    for key, value in named.items():
+        term, _, setting = key.partition(".")
+        settings.setdefault(term, {})[setting] = value
+    try:
+        return [TERMS[term](**given) for term, given in settings.items()]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"objectives {', '.join(named)}: {error}; allowed: settings of {', '.join(TERMS)}") from None
 
 
 class Objectives:

@@ -36,8 +36,9 @@ class PersonalizedStrategy(Strategy):
     """A federation in which every client receives its own mixture.
 
     A method overrides `collaboration_matrix` and, if it needs one, names the descriptor that clients send. A method
-    that is not ``W @ theta`` overrides `personalize` instead. All else happens here, once: who is there, one message
-    a node and round, screening, personal states by client name, and what observers are told.
+    that is not ``W @ theta`` overrides `personalize` instead. What a method remembers from round to round goes through
+    `memory` and `load_memory`. All else happens here, once: who is there, one message a node and round, screening,
+    personal states by client name, and what observers are told.
 
     Parameters
     ----------
@@ -50,16 +51,26 @@ class PersonalizedStrategy(Strategy):
         What clients are asked for beside their state: ``"noise-logits"`` or ``""``.
     descriptor_options : dict
         Sent along with the request.
+    objectives : dict
+        Terms that clients add to the loss of an adapter that takes gradient steps, e.g. ``{"fedprox.mu": 1.0}``
+        (`fedtta_flwr.adaptation.objectives`).
+    finetune : bool
+        Whether clients adapt once more, to the same batch, when their mixture has come, before it is scored.
+    source : dict of Tensor
+        The adapted state of the source model, from which clients begin.
     observers : list of Observer
         Told about start, rounds and end, in this order.
     """
 
     descriptor: str = ""
     descriptor_options: Mapping[str, Scalar] = MappingProxyType({})
+    objectives: Mapping[str, Scalar] = MappingProxyType({})
+    finetune: bool = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.observers: list[Observer] = []
+        self.source: State = {}
         self.roster = Roster()
         self._personal: dict[str, State] = {}
         self._round = Round(0)
@@ -81,7 +92,14 @@ class PersonalizedStrategy(Strategy):
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
         self._round.weights = weights
-        return mix(weights, updates.state)
+        return mix(weights, updates.state, moments=self.config.bn_pooling == "moments")
+
+    def memory(self) -> State:
+        """Return what the method remembers from round to round, tensors by name; for checkpoints."""
+        return {}
+
+    def load_memory(self, memory: Mapping[str, Tensor]) -> None:
+        """Install what `memory` returned."""
 
     def required_descriptor(self, updates: Updates) -> Tensor:
         """Return the round's descriptors [N, *shape].
@@ -169,7 +187,7 @@ class PersonalizedStrategy(Strategy):
         """
         read, rejected = self._read(replies)
         if len(read) > len(rejected):
-            updates = stack_updates(server_round, read, rejected)
+            updates = stack_updates(server_round, read, rejected, self._personal, self.source)
             self._round.clients = updates.clients
             mixed = self.personalize(updates)
             for i, client in enumerate(updates.clients):
@@ -205,6 +223,7 @@ class PersonalizedStrategy(Strategy):
 
     def _messages(self, slots: int) -> list[Message]:
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
+        options |= {f"objective.{key}": value for key, value in self.objectives.items()}
         messages = []
         for node, clients in self.roster.nodes().items():
             known = [client for client in clients if client in self._personal]
@@ -214,6 +233,7 @@ class PersonalizedStrategy(Strategy):
                 "clients": clients,
                 "personal": known,
                 "descriptor": self.descriptor,
+                "finetune": self.finetune,
                 **options,
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]

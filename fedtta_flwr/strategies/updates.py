@@ -1,8 +1,9 @@
 """A round's replies as stacked tensors: screening, and mixing. Pure torch."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ class Updates:
         [N, *shape], or None if the strategy asks for none.
     examples : Tensor
         [N], samples that each client adapted to in this round (float64).
+    began : tuple of dict
+        The states from which the N clients began this round, not stacked: a client's last personal state, or the
+        source model's.
     """
 
     round: int
@@ -33,10 +37,16 @@ class Updates:
     state: State
     descriptor: Tensor | None
     examples: Tensor
+    began: tuple[State, ...] = ()
 
     def __len__(self) -> int:
         """Return N."""
         return len(self.clients)
+
+    @cached_property
+    def received(self) -> State:
+        """The states from which the clients began this round, each [N, *shape]."""
+        return {name: torch.stack([state[name] for state in self.began]) for name in self.state}
 
 
 @dataclass(frozen=True)
@@ -86,14 +96,23 @@ def screen(updates: Mapping[str, Update]) -> dict[str, str]:
             if not tensor.isfinite().all():
                 rejected[client] = f"{name} is not finite"
                 break
-            if name.endswith("running_var") and (tensor < 0).any():
+            if is_variance(name) and (tensor < 0).any():
                 rejected[client] = f"{name} is negative"
                 break
     return rejected
 
 
-def stack_updates(round_: int, updates: Mapping[str, Update], rejected: Collection[str]) -> Updates:
-    """Stack the updates that were not rejected, in the order of sorted names."""
+def stack_updates(
+    round_: int,
+    updates: Mapping[str, Update],
+    rejected: Collection[str],
+    personal: Mapping[str, State] | None = None,
+    source: State | None = None,
+) -> Updates:
+    """Stack the updates that were not rejected, in the order of sorted names.
+
+    `personal` holds the states that were sent, by client; one that was sent none began from `source`.
+    """
     clients = tuple(sorted(set(updates) - set(rejected)))
     accepted = [updates[client] for client in clients]
     names = accepted[0].state if accepted else {}
@@ -104,11 +123,27 @@ def stack_updates(round_: int, updates: Mapping[str, Update], rejected: Collecti
         state={name: torch.stack([u.state[name] for u in accepted]) for name in names},
         descriptor=torch.stack(descriptors) if descriptors else None,
         examples=torch.tensor([u.examples for u in accepted], dtype=torch.float64),
+        began=tuple((personal or {}).get(client, source or {}) for client in clients),
     )
 
 
-def mix(weights: Tensor, state: Mapping[str, Tensor]) -> State:
-    """Return each client's own mixture, ``theta_i = sum_j W_ij theta_j``.
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor of this name holds means or variances of a normalisation layer, not parameters."""
+    return name.endswith(("_mean", "_var"))
+
+
+def is_variance(name: str) -> bool:
+    """Return whether a tensor of this name holds variances; its means have the same name with ``_mean``."""
+    return name.endswith("_var")
+
+
+def flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Return the named tensors, each [N, *shape], as one matrix [N, P] with a client's values in a row."""
+    return torch.cat([_rows(state[name]) for name in names], dim=1)
+
+
+def mix(weights: Tensor, state: Mapping[str, Tensor], *, moments: bool = False) -> State:
+    r"""Return each client's own mixture, ``theta_i = sum_j W_ij theta_j``.
 
     Parameters
     ----------
@@ -116,13 +151,32 @@ def mix(weights: Tensor, state: Mapping[str, Tensor]) -> State:
         W, row-stochastic, [N, N].
     state : mapping of str to Tensor
         Each [N, *shape].
+    moments : bool
+        Whether variances are those of the mixture of the clients' data,
+        :math:`\sum_j W_{ij} (v_j + (m_j - m_i)^2)` with the mixed mean :math:`m_i` (law of total variance). False:
+        their weighted mean, as all published codes have it.
 
     Returns
     -------
     dict of Tensor
         The same names, shapes and dtypes.
     """
-    return {name: (weights.to(t.dtype) @ t.reshape(len(t), t[0].numel())).reshape(t.shape) for name, t in state.items()}
+    mixed = {name: _product(weights, t) for name, t in state.items()}
+    for name in filter(is_variance, mixed if moments else ()):
+        means = state[name.removesuffix("_var") + "_mean"]
+        # About the clients' common mean, where the difference of two squares loses nothing.
+        centred = means - means.mean(dim=0)
+        spread = _product(weights, centred.square()) - _product(weights, centred).square()
+        mixed[name] += spread.clamp_min_(0)
+    return mixed
+
+
+def _product(weights: Tensor, t: Tensor) -> Tensor:
+    return (weights.to(t.dtype) @ _rows(t)).reshape(t.shape)
+
+
+def _rows(t: Tensor) -> Tensor:
+    return t.reshape(len(t), t[0].numel())
 
 
 def check_row_stochastic(weights: Tensor, clients: int) -> str | None:
