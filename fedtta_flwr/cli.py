@@ -29,19 +29,23 @@ def run(
         typer.Option(help="a .toml file, or 'key=value ...' (TOML values); repeatable, the last one counts"),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="run directory; must not hold a run")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="run directory of a run that shall go on from its last checkpoint")
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="nodes that the clients are spread over")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="engine flower: Ray workers")] = 1,
 ) -> None:
     """Run a federation to the end of its streams."""
     from fedtta_flwr.launch import run_flower, run_local
-    from fedtta_flwr.run_config import read_overrides
+    from fedtta_flwr.run_config import read_overrides, resumed
 
     if engine not in ("local", "flower"):
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower")
-    overrides = read_overrides(run_config or [])
+    overrides = resumed(resume) if resume is not None else {}
+    overrides |= read_overrides(run_config or [])
     if output is not None:
         overrides["output-dir"] = str(output.expanduser().absolute())
-    for key in ("checkpoint", "data-dir"):  # what is relative means this folder, in whichever the engine works
+    for key in ("checkpoint", "data-dir", "state-dir"):  # relative to this folder, in whichever the engine works
         if isinstance(overrides.get(key), str) and overrides[key]:
             overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
     if engine == "local":

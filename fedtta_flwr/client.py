@@ -1,7 +1,7 @@
 """The visit: receive, predict, adapt, describe, reply, for each client that this node hosts.
 
-Between visits a client's memory lives in Flower's ``context.state``, so that any process can serve any client. A
-process keeps only what belongs to no client: the networks, the data and the shared noise (`Workbench`).
+Between visits a client's state lives in the node's `Memory`, so that any process can serve any client. A process keeps
+only what belongs to no client: the networks, the data and the shared noise (`Workbench`).
 """
 
 import time
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.memory import Memory, Remembered, state_folder
 from fedtta_flwr.records import (
     DESCRIPTOR,
     INFO,
@@ -32,8 +33,6 @@ from fedtta_flwr.records import (
 from fedtta_flwr.workbench import Workbench, workbench
 
 NOTHING_LATE = -1
-#: where a client stands: its next slot, the slot whose `post` score is still to come, and the round of that
-CURSOR = ("next-slot", "late-slot", "round")
 
 
 def hello(message: Message, context: Context) -> Message:
@@ -62,7 +61,8 @@ def visit(message: Message, context: Context) -> Message:
     try:
         bench = workbench(context)
         request = message.content.config_records[INFO]
-        reply = _visit_all(bench, request, arrays_of(message.content, STATE), context.state)
+        memory = Memory(context.state, state_folder(bench.config, context, str(request["run"])))
+        reply = _visit_all(bench, request, arrays_of(message.content, STATE), memory)
     except FedTTAError as error:
         return error_reply(message, str(error))
     reply.config_records[INFO]["started"] = started
@@ -114,7 +114,8 @@ class _Visited:
     samples: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
-    memory: dict[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
+    memory: Remembered | None = None
+    forgot: bool = False
     predictions: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def count(self, key: str, correct: Tensor) -> None:
@@ -122,7 +123,7 @@ class _Visited:
         self.counts.setdefault(key, {})[0 if key.startswith("late") else len(self.domains) - 1] = correct
 
 
-def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: RecordDict) -> RecordDict:
+def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: Memory) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
     rolled_back = bench.adapter.rolled_back
@@ -133,8 +134,9 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
             visited.append(_visit_one(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(_Visited(failure=str(error)))
-    for v in visited:  # only now: a visit that fails half-way must leave no client half-advanced
-        memory.update(v.memory)
+    # Only now: a visit that fails half-way must leave no client half-advanced.
+    new = {client: v.memory for client, v in zip(clients, visited, strict=True) if v.memory is not None}
+    memory.keep(new, int(request["checkpoint"]))  # type: ignore[arg-type]
     for client, v in zip(clients, visited, strict=True):
         for slot, probabilities in v.predictions:
             stream = bench.stream(client)
@@ -157,6 +159,7 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
                     "late-rounds": [v.late_round for v in visited],
                     "round": request["round"],
                     "rolled-back": bench.adapter.rolled_back - rolled_back,
+                    "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),
             SCORES: to_arrays(_stack_counts(visited, slots, classes)),
@@ -188,13 +191,18 @@ def _visit_one(
     client: str,
     request: ConfigRecord,
     personal: dict[str, Tensor] | None,
-    memory: RecordDict,
+    memory: Memory,
 ) -> _Visited:
     """One client's visit: score the mixture that came, then go through the next slots in order."""
     stream, adapter, result = bench.stream(client), bench.adapter, _Visited()
     classes, finetune = bench.test_set.classes, bool(request["finetune"])
     bench.pursue(_with_prefix(request, "objective."))
-    slot, late_slot, result.late_round = _recall(bench, client, memory)
+    resumed = client in request["resuming"]  # type: ignore[operator]
+    known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
+    slot, late_slot, result.late_round = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
+    if known is None and int(request["round"]) > 1:  # type: ignore[arg-type]
+        # It joined late or has lost its memory: it goes on where the others are, with what the server knows of it.
+        result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
     adapter.load_adapted_state(bench.initial if personal is None else personal)
     if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
         x, y = _batch(bench, stream, late_slot)
@@ -229,7 +237,7 @@ def _visit_one(
             late = current if finetune or y is not None else NOTHING_LATE
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
-    result.memory = _memory(bench, client, max(slot, end), late, int(request["round"]))  # type: ignore[arg-type]
+    result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
     return result
 
 
@@ -278,31 +286,20 @@ def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
 
 
-def _recall(bench: Workbench, client: str, memory: RecordDict) -> tuple[int, int, int]:
-    """Put a client's own state into the adapters; return its next slot, the one still to be scored and its round."""
+def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int, int]:
+    """Put a client's own state into the adapters and return where it stands; absent parts are those of a new client."""
     bench.adapter.identity = bench.lone.identity = (bench.config.seed, client)
-    bench.adapter.load_local_state(_kept(memory, f"{client}/local"))  # empty: a client that was never here
+    parts = {part: from_arrays(record) for part, record in known.parts.items()}
+    bench.adapter.load_local_state(parts.get("local", {}))
     if "local" in bench.scores:
-        bench.lone.load_adapted_state(_kept(memory, f"{client}/lone") or bench.initial)
-        bench.lone.load_local_state(_kept(memory, f"{client}/lone-local"))
-    cursor = memory.config_records.get(client)
-    if cursor is None:
-        return 0, NOTHING_LATE, 0
-    return tuple(int(cursor[key]) for key in CURSOR)  # type: ignore[arg-type, return-value]
+        bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
+        bench.lone.load_local_state(parts.get("lone-local", {}))
+    return known.cursor
 
 
-def _kept(memory: RecordDict, key: str) -> dict[str, Tensor]:
-    record = memory.array_records.get(key)
-    return {} if record is None else from_arrays(record)
-
-
-def _memory(bench: Workbench, client: str, *cursor: int) -> dict[str, ArrayRecord | ConfigRecord]:
+def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:
     """Return what a client must find again at its next visit."""
-    memory: dict[str, ArrayRecord | ConfigRecord] = {
-        client: ConfigRecord(dict(zip(CURSOR, cursor, strict=True))),
-        f"{client}/local": to_arrays(bench.adapter.local_state()),
-    }
+    parts = {"local": bench.adapter.local_state()}
     if "local" in bench.scores:
-        memory[f"{client}/lone"] = to_arrays(bench.lone.adapted_state())
-        memory[f"{client}/lone-local"] = to_arrays(bench.lone.local_state())
-    return memory
+        parts |= {"lone": bench.lone.adapted_state(), "lone-local": bench.lone.local_state()}
+    return Remembered(cursor, {part: to_arrays(state) for part, state in parts.items()})

@@ -40,6 +40,8 @@ from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
 Scalar = str | int | float | bool
+#: keys that only say where and how often something is written
+WHERE = ("output-dir", "state-dir", "checkpoint-every", "resume")
 
 
 class RunConfig(BaseModel):
@@ -134,11 +136,25 @@ class RunConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="CPU threads per client process; fixed, so that sums do not depend on it"
     )
+    quorum: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="clients that must be there for a round to mix their states, and at the start once join-timeout is "
+        "over; 0 = all at the start, then any number",
+    )
     round_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         3600.0, description="seconds after which a round goes on without those who have not replied"
     )
     join_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         300.0, description="seconds to wait at the start for all clients to be there"
+    )
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds between two checkpoints in the run directory; 0 = none"
+    )
+    resume: str = Field("", description="run directory of a run that shall go on from its last checkpoint")
+    state_dir: str = Field(
+        "",
+        description="folder in which clients keep their own states, to find them again after a restart; one in the "
+        "node config comes first; empty = in memory only",
     )
     output_dir: str = Field("", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs")
     entropy: EntropyOptions = EntropyOptions()
@@ -252,7 +268,7 @@ class RunConfig(BaseModel):
 
     def fingerprint(self) -> str:
         """Return a short hash of everything that decides the result (not where it is written)."""
-        flat = {k: v for k, v in self.to_flat().items() if k not in ("output-dir",)}
+        flat = {k: v for k, v in self.to_flat().items() if k not in WHERE}
         return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
 
     def options(self, method: str) -> Options:

@@ -2,9 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fedtta_flwr.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -24,3 +29,35 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], about: Mapping[str, Any]) -> None:
+    """Write tensors and what JSON can say about them as one safetensors file, atomically; its folder is made."""
+    from safetensors.torch import save
+
+    content = save({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, {"about": json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: file.write(content))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+    """Return what `write_tensors` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such file, or it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["about"])
+        return load(content), about
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; nothing has been saved there") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: cannot be read as saved tensors ({text}); restore it from a copy") from None

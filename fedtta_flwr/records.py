@@ -5,12 +5,14 @@ message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
 reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model
-train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options, terms of
-                              the clients' loss, whether to finetune a mixture to the last batch; who of them has a
-                              personal state in this message
+train.visit    ``visit``      name of the run, round, slots to go through, and where those of a client without memory
+                              begin; client names, and who of them has a personal state in this message; descriptor
+                              wanted and its options, terms of the clients' loss, whether to finetune a mixture to the
+                              last batch; under which rounds to keep states for, and to take them from, a checkpoint
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
-                              slot; domain and round of the ones scored late; start and end, steps rolled back
+                              slot; domain and round of the ones scored late; start and end, steps rolled back, who
+                              found no memory though the run had begun
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score

@@ -1,5 +1,6 @@
 """Run-config overrides from the command line and from files."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,3 +46,19 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             )
         merged |= found
     return merged
+
+
+def resumed(folder: Path) -> dict[str, Scalar]:
+    """Return the run config of a run that shall go on: that which its directory holds, and where to resume.
+
+    Raises
+    ------
+    ConfigError
+        If it is no run directory.
+    """
+    folder = folder.expanduser().absolute()
+    try:
+        config: dict[str, Scalar] = json.loads((folder / "config.json").read_text())["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"--resume {folder}: no run directory; name a folder with config.json in it") from None
+    return config | {"resume": str(folder)}

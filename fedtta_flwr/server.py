@@ -1,14 +1,16 @@
 """From a run config to a strategy with its observers."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import WARNING
+from pathlib import Path
 
 from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import takes_gradient_steps
-from fedtta_flwr.config import RunConfig, Scalar
+from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
@@ -16,6 +18,7 @@ from fedtta_flwr.registry import STRATEGIES, resolve
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.strategies.base import PersonalizedStrategy
+from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.workbench import make_adapter
 
 
@@ -40,6 +43,24 @@ def check_inputs(config: RunConfig) -> Adapter:
     return make_adapter(config, load_source(config, check_data(config).classes))
 
 
+def check_same(directory: Path, config: RunConfig) -> None:
+    """Find out whether a run that shall be resumed had the same config, but for where it writes.
+
+    Raises
+    ------
+    ConfigError
+        If not; it names the first key that differs.
+    """
+    before, now = json.loads((directory / "config.json").read_text())["config"], config.to_flat()
+    differing = [key for key in now if key not in WHERE and before.get(key) != now[key]]
+    if differing:
+        key = differing[0]
+        raise ConfigError(
+            f"resume = {config.resume!r}: that run had {key} = {before.get(key)!r}, found {now[key]!r}; give it the "
+            f"same run config (`fedtta run --resume` takes it from there)"
+        )
+
+
 @contextmanager
 def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrategy]:
     """Give the strategy of a run config, which writes a run directory and prints its progress.
@@ -53,12 +74,16 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     """
     config = RunConfig.from_flat(run_config)
     strategy = make_strategy(config)
+    resumed = resumable(config.resume) if config.resume else None
+    if resumed is not None:
+        check_same(resumed, config)
     adapter = check_inputs(config)
     strategy.source = adapter.adapted_state()
     if strategy.objectives and not takes_gradient_steps(adapter):
         terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
         log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
-    directory = RunDirectory(run_path(config))
+    directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
+    strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
     strategy.observers = [directory, Terminal(directory)]
     try:
         yield strategy

@@ -233,7 +233,7 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert not content.metric_records
         assert set(info.keys()) == {
             "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
-            "rolled-back", "started", "ended",
+            "rolled-back", "forgot", "started", "ended",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 600
         state = arrays_of(content, STATE)
@@ -253,7 +253,8 @@ def test_exactly_the_documented_things_reach_a_client(base: Any) -> None:
         info = message.content.config_records[INFO]
         assert set(message.content.keys()) == ({INFO} if info["round"] == 1 else {INFO, STATE})
         assert set(info.keys()) == {
-            "round", "slots", "clients", "personal", "descriptor", "descriptor.samples", "finetune",
+            "run", "round", "slots", "begin", "clients", "personal", "descriptor", "descriptor.samples", "finetune",
+            "checkpoint", "resume", "resuming",
         }  # fmt: skip
         assert info["slots"] == (0 if info["round"] == 5 else 1)
         assert info["personal"] == ([] if info["round"] == 1 else info["clients"])
@@ -369,7 +370,9 @@ class Node:
         )
 
     def visit(self, clients: list[str], state: dict[str, Tensor] | None = None, **changed: Any) -> Message:
-        info = {"round": 1, "slots": 1, "clients": clients, "descriptor": "", "personal": clients if state else []}
+        info: dict[str, Any] = {"run": "1", "round": 1, "slots": 1, "begin": 0, "checkpoint": 0, "resume": 0}
+        info |= {"clients": clients, "resuming": [], "personal": clients if state else []}
+        info |= {"descriptor": "", "finetune": False}
         content = RecordDict({INFO: ConfigRecord(info | changed)})
         if state:
             content[STATE] = to_arrays(state)

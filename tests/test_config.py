@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtta_flwr.config import SCORES, RunConfig, Scalar, describe_keys
+from fedtta_flwr.config import SCORES, WHERE, RunConfig, Scalar, describe_keys
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.options import EntropyOptions, FedCTTAOptions, NoOptions
@@ -60,8 +60,12 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (0, "string"),
     ],
     "threads": [(0, "1"), (1025, "1024"), ("2", "integer")],
+    "quorum": [(-1, "0"), ("all", "integer"), (0.5, "integer")],
     "round-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number"), (True, "number")],
     "join-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number")],
+    "checkpoint-every": [(-1, "0"), (0.5, "integer"), ("10", "integer")],
+    "resume": [(1, "string")],
+    "state-dir": [(1, "string")],
     "output-dir": [(1, "string")],
     "entropy.learning-rate": [(0.0, "0"), (-1e-4, "0"), (INF, "finite"), (NAN, "finite"), ("1e-4", "number")],
     "fedctta.temperature": [(0.0, "0"), (-1.0, "0"), (INF, "finite"), (NAN, "finite"), ("1", "number")],
@@ -103,8 +107,12 @@ OTHER: dict[str, Scalar] = {
     "seed": 2**63 - 1,
     "device": "cuda:1",
     "threads": 2,
+    "quorum": 3,
     "round-timeout": 1.5,
     "join-timeout": 0.5,
+    "checkpoint-every": 10,
+    "resume": "/runs/1",
+    "state-dir": "/states",
     "output-dir": "/runs/1",
     "entropy.learning-rate": 1e-5,
     "fedctta.temperature": 0.1,
@@ -273,7 +281,7 @@ def test_an_allowed_value_is_kept(key: str, value: Scalar) -> None:
 @pytest.mark.parametrize("key", OTHER)
 def test_the_fingerprint_tells_results_apart_not_places(key: str) -> None:
     changed = RunConfig.from_flat({key: OTHER[key]}).fingerprint() != RunConfig().fingerprint()
-    assert changed == (key != "output-dir")
+    assert changed == (key not in WHERE)
 
 
 def test_the_fingerprint_is_short_and_does_not_change_by_accident() -> None:

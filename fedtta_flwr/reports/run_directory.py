@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError
@@ -33,6 +36,8 @@ class RunDirectory:
     ----------
     path : Path
         A new or an empty folder.
+    resume : bool
+        Whether the folder is that of a run that goes on, instead.
 
     Raises
     ------
@@ -40,10 +45,11 @@ class RunDirectory:
         If it holds files, or cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         self.board = Scoreboard()
-        if path.is_dir() and any(path.iterdir()):
+        self._resume = resume
+        if not resume and path.is_dir() and any(path.iterdir()):
             raise ConfigError(f"output-dir = {str(path)!r}: holds files already; name a new or an empty folder")
         there = next(p for p in (path, *path.parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
@@ -65,7 +71,7 @@ class RunDirectory:
             raise ConfigError(f"output-dir = {str(self.path)!r}: cannot be made: {error.strerror}") from None
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
-        about = {
+        about: dict[str, Any] = {
             "config": config.to_flat(),
             "hash": config.fingerprint(),
             "code": code_fingerprint(),
@@ -74,8 +80,12 @@ class RunDirectory:
             "rounds": rounds,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        if self._resume:
+            before = json.loads((self.path / "config.json").read_text())
+            about = before | {"resumed": [*before.get("resumed", ()), about["started"]]}
         write_json(self.path / "config.json", about)
-        self._save(finished=False)
+        if not self._resume:
+            self._save(finished=False)
 
     def on_round(self, round_: Round) -> None:
         """Append the previous round's line, which is complete now, and hold this one's back."""
@@ -109,9 +119,46 @@ class RunDirectory:
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
             "screened": round_.missing,
+            "forgot": list(round_.forgot),
         }
         if time.monotonic() - self._saved > SAVE_EVERY:
             self._save(finished=False)
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what `restore` needs beside the files, which are brought up to date."""
+        self._save(finished=False)
+        tallies = self.board.tallies()
+        tensors = {
+            "board": _stacked(list(tallies.values())),
+            "own": _stacked([np.stack([c.seen, c.correct]) for c in self._own]),
+        }
+        about = {
+            "board": list(tallies),
+            "own": [(c.round, c.client, c.domain, c.score) for c in self._own],
+            "held": self._held,
+            "totals": self._totals,
+            "missing": self._missing,
+            "rounds": self._rounds,
+        }
+        return tensors, about
+
+    def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Go on from a snapshot; lines and matrices of later rounds are dropped."""
+        board, own = (tensors[key].numpy() for key in ("board", "own"))
+        self.board.load({tuple(key): tally for key, tally in zip(about["board"], board, strict=True)})
+        self._own = [Counts(*key, *counts) for key, counts in zip(about["own"], own, strict=True)]
+        self._held, self._rounds = about["held"], about["rounds"]
+        self._totals.update(about["totals"])
+        self._missing.update(about["missing"])
+        with np.load(self.path / "collaboration.npz", allow_pickle=False) as file:
+            rounds, matrices = file["rounds"], file["weights"]
+        for number, matrix in zip(rounds.tolist(), matrices, strict=True):
+            if number <= self._rounds:
+                self._weights[number] = (self._clients, matrix)
+        path = self.path / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        # A line that a kill cut short is of a later round, too.
+        write_atomically(path, lambda file: file.writelines(lines[: self._rounds - 1]))
 
     def on_end(self) -> None:
         """Write the final collaboration.npz and summary.json."""
@@ -187,6 +234,10 @@ def run_path(config: RunConfig) -> Path:
             f"(`fedtta run --output DIR` takes relative ones)"
         )
     return path
+
+
+def _stacked(tallies: list[NDArray[np.int64]]) -> Tensor:
+    return torch.from_numpy(np.stack(tallies) if tallies else np.zeros((0, 2, 0), dtype=np.int64))
 
 
 def _micro(counts: list[Any]) -> dict[str, float]:

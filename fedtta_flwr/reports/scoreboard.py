@@ -33,6 +33,14 @@ class Scoreboard:
             tally = np.stack([entry.seen, entry.correct])
             self._tallies[key] = self._tallies[key] + tally if key in self._tallies else tally
 
+    def tallies(self) -> dict[tuple[str, str, str], Tally]:
+        """Return what has been added up, [2, K] by (score, client, corruption)."""
+        return dict(self._tallies)
+
+    def load(self, tallies: dict[tuple[str, str, str], Tally]) -> None:
+        """Go on from what `tallies` returned."""
+        self._tallies = dict(tallies)
+
     def scores(self) -> set[str]:
         """Return the scores that there are."""
         return {score for score, _, _ in self._tallies}

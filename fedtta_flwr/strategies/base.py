@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from uuid import uuid4
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -17,7 +18,8 @@ from torch import Tensor
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, stack, to_arrays
-from fedtta_flwr.strategies.exchange import send_and_receive
+from fedtta_flwr.strategies.checkpoint import Checkpoints
+from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
 from fedtta_flwr.strategies.replies import read_replies
 from fedtta_flwr.strategies.roster import Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
@@ -60,6 +62,12 @@ class PersonalizedStrategy(Strategy):
         The adapted state of the source model, from which clients begin.
     observers : list of Observer
         Told about start, rounds and end, in this order.
+    checkpoints : Checkpoints or None
+        Where the run is saved from time to time.
+    run : str
+        A name of the run, by which clients find their states again; that of the resumed one, if any.
+    personal : dict of str to dict of Tensor
+        Each client's latest state.
     """
 
     descriptor: str = ""
@@ -70,11 +78,15 @@ class PersonalizedStrategy(Strategy):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.observers: list[Observer] = []
+        self.checkpoints: Checkpoints | None = None
+        self.run = uuid4().hex
         self.source: State = {}
         self.roster = Roster()
-        self._personal: dict[str, State] = {}
+        self.personal: dict[str, State] = {}
         self._round = Round(0)
         self._sent_to: dict[str, int] = {}
+        self._resume = 0
+        self._resuming: set[str] = set()
 
     @abstractmethod
     def collaboration_matrix(self, updates: Updates) -> Tensor:
@@ -150,17 +162,24 @@ class PersonalizedStrategy(Strategy):
         rounds = min(rounds, wanted or rounds)
         self.summary()
         for observer in self.observers:
-            observer.on_start(self.config, tuple(sorted(self.roster.slots)), rounds)
+            observer.on_start(self.config, self.config.client_names(), rounds)
+        if self.checkpoints is not None:
+            self._resume = self.checkpoints.restore(self)
+            self._resuming = set(self.config.client_names()) if self._resume else set()
         result, nothing = Result(), ArrayRecord()
-        for number in range(1, rounds + 1):
+        for number in range(self._resume + 1, rounds + 1):
             began = time.perf_counter()
+            self._meet(grid, timeout)
             messages = self.configure_train(number, nothing, train_config, grid)
             replies = self._exchange(grid, messages, timeout)
             _, metrics = self.aggregate_train(number, replies)
             self._tell(began)
+            if self.checkpoints is not None:
+                self.checkpoints.save(self, number)
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
         began = time.perf_counter()
+        self._meet(grid, timeout)
         messages = self.configure_evaluate(rounds + 1, nothing, evaluate_config, grid)
         self.aggregate_evaluate(rounds + 1, self._exchange(grid, messages, timeout))
         self._tell(began)
@@ -187,11 +206,20 @@ class PersonalizedStrategy(Strategy):
         """
         read, rejected = self._read(replies)
         if len(read) > len(rejected):
-            updates = stack_updates(server_round, read, rejected, self._personal, self.source)
+            updates = stack_updates(server_round, read, rejected, self.personal, self.source)
             self._round.clients = updates.clients
-            mixed = self.personalize(updates)
+            if enough := len(updates) >= self.config.quorum:
+                mixed = self.personalize(updates)
+            else:
+                log(
+                    logging.WARNING,
+                    "round %d mixes nothing: %d clients took part, quorum = %d; each keeps its own state",
+                    server_round,
+                    len(updates),
+                    self.config.quorum,
+                )
             for i, client in enumerate(updates.clients):
-                self._personal[client] = {name: t[i] for name, t in mixed.items()}
+                self.personal[client] = {name: t[i] for name, t in (mixed if enough else updates.state).items()}
         return None, MetricRecord({"samples": self._round.samples})
 
     def configure_evaluate(
@@ -221,15 +249,40 @@ class PersonalizedStrategy(Strategy):
 
     # ------------------------------------------------------------------------------------------------------- private
 
+    def _meet(self, grid: Grid, timeout: float) -> None:
+        """See who is connected; wait for somebody if nobody is.
+
+        Raises
+        ------
+        FederationError
+            If nobody comes within the time of a round.
+        """
+        deadline = time.monotonic() + timeout
+        self.roster.refresh(grid, self.config)
+        while not self.roster.nodes():
+            if time.monotonic() > deadline:
+                raise FederationError(
+                    f"no node has been connected for {timeout:g} s: see what the nodes print, then resume from the "
+                    f"last checkpoint"
+                )
+            time.sleep(LONGEST_WAIT)
+            self.roster.refresh(grid, self.config)
+
     def _messages(self, slots: int) -> list[Message]:
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
         options |= {f"objective.{key}": value for key, value in self.objectives.items()}
         messages = []
+        self._round.missing |= self.roster.absent()
         for node, clients in self.roster.nodes().items():
-            known = [client for client in clients if client in self._personal]
+            known = [client for client in clients if client in self.personal]
             info = {
+                "run": self.run,
                 "round": self._round.number,
                 "slots": slots,
+                "begin": (self._round.number - 1) * self.config.aggregate_every,
+                "checkpoint": self._round.number if self._is_checkpoint() else 0,
+                "resume": self._resume,
+                "resuming": sorted(self._resuming.intersection(clients)),
                 "clients": clients,
                 "personal": known,
                 "descriptor": self.descriptor,
@@ -238,7 +291,7 @@ class PersonalizedStrategy(Strategy):
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
             if known:
-                content[STATE] = to_arrays(stack([self._personal[client] for client in known]))
+                content[STATE] = to_arrays(stack([self.personal[client] for client in known]))
             messages.append(
                 Message(
                     content,
@@ -249,6 +302,9 @@ class PersonalizedStrategy(Strategy):
                 )
             )
         return messages
+
+    def _is_checkpoint(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.is_due(self._round.number)
 
     def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
         self._round.bytes_down = sum(payload_bytes(message) for message in messages)
@@ -264,8 +320,11 @@ class PersonalizedStrategy(Strategy):
         read = read_replies(round_, replies, self.roster, self._sent_to)
         rejected = screen(read)
         round_.missing |= rejected
+        self._resuming -= {c for c in self.roster.node_of if c not in round_.missing}
         for client, reason in sorted(round_.missing.items()):
             log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
+        for client in round_.forgot if round_.number > 1 else ():
+            log(logging.WARNING, "round %d: %s goes on without the state that it kept at home", round_.number, client)
         asked = {c for c, node in self.roster.node_of.items() if node in self._sent_to.values()}
         if asked and asked <= round_.missing.keys():
             first = min(asked)

@@ -1,12 +1,14 @@
 """FedCTTA: clients that answer alike on shared noise help each other (IJCNN 2025, arXiv 2505.13643)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.options import FedCTTAOptions
 from fedtta_flwr.strategies.base import PersonalizedStrategy
-from fedtta_flwr.strategies.updates import Updates
+from fedtta_flwr.strategies.updates import State, Updates
 
 
 class FedCTTA(PersonalizedStrategy):
@@ -40,6 +42,14 @@ class FedCTTA(PersonalizedStrategy):
             self._smoothed[client] = share * old + (1 - share) * new
         smoothed = torch.stack([self._smoothed[client] for client in updates.clients])
         return fedctta_weights(smoothed, self.options.temperature)
+
+    def memory(self) -> State:
+        """Return the clients' smoothed mean logits."""
+        return {f"smoothed/{client}": u for client, u in self._smoothed.items()}
+
+    def load_memory(self, memory: Mapping[str, Tensor]) -> None:
+        """Install what `memory` returned."""
+        self._smoothed = {name.removeprefix("smoothed/"): u for name, u in memory.items()}
 
 
 def fedctta_weights(logits: Tensor, temperature: float) -> Tensor:

@@ -73,6 +73,7 @@ def _enter(
         counts = _counts(clients, info, arrays_of(reply.content, SCORES), classes)
         interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
         rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
+        forgot = _names(info, "forgot")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return f"malformed reply: {type(error).__name__}: {error}"
     updates.update(found)
@@ -80,6 +81,7 @@ def _enter(
     intervals.append(interval)
     round_.counts += counts
     round_.rolled_back += rolled_back
+    round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += payload_bytes(reply)
     return None
 

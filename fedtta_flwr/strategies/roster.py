@@ -3,8 +3,10 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 
 from flwr.app import Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtta_flwr.config import RunConfig
@@ -20,7 +22,9 @@ class Roster:
     Attributes
     ----------
     node_of : dict of str to int
-        Client name -> the node that hosts it.
+        Client name -> the node that hosts it, or did when it was last seen.
+    present : set of int
+        The nodes that are connected now.
     slots : dict of str to int
         Client name -> length of its stream.
     classes : int
@@ -33,13 +37,42 @@ class Roster:
     slots: dict[str, int] = field(default_factory=dict)
     classes: int = 0
     model: str = ""
+    present: set[int] = field(default_factory=set)
+    _asked: set[int] = field(default_factory=set)
+    _waiting: set[str] = field(default_factory=set)
 
     def nodes(self) -> dict[int, list[str]]:
-        """Return the clients, sorted, of each node, in the order of their first client."""
+        """Return the clients, sorted, of each connected node, in the order of their first client."""
         hosted: dict[int, list[str]] = {}
         for client in sorted(self.node_of):
-            hosted.setdefault(self.node_of[client], []).append(client)
+            if self.node_of[client] in self.present:
+                hosted.setdefault(self.node_of[client], []).append(client)
         return hosted
+
+    def absent(self) -> dict[str, str]:
+        """Return why the clients of nodes that are not connected take no part."""
+        return {c: f"its node {n} is not connected" for c, n in self.node_of.items() if n not in self.present}
+
+    def look(self, grid: Grid) -> list[Message]:
+        """See who is connected, ask those who have not been asked yet whom they host, and return the answers so far."""
+        self.present = set(grid.get_node_ids())
+        # A node that never answers must not keep those from joining that come after it: ask and listen at once.
+        new = sorted(self.present - self._asked)
+        self._asked.update(new)
+        if new:
+            messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
+            self._waiting.update(message_id for message_id in grid.push_messages(messages) if message_id)
+        replies = list(grid.pull_messages(sorted(self._waiting))) if self._waiting else []
+        self._waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+        return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+
+    def refresh(self, grid: Grid, config: RunConfig) -> None:
+        """Let clients join, leave, and return under another node id; a node that cannot serve the run stays outside."""
+        for reply in self.look(grid):
+            try:
+                _enter(self, reply, config, returning=True)
+            except FederationError as error:
+                log(WARNING, "a node that came later takes no part: %s", error)
 
 
 def gather(grid: Grid, config: RunConfig) -> Roster:
@@ -51,34 +84,30 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
         A node cannot serve the run, runs other code or another config than the server, hosts a client that another
         node hosts too, or clients are still missing after ``join-timeout`` seconds.
     """
-    roster, asked, waiting = Roster(), set[int](), set[str]()
+    roster = Roster()
     expected = config.client_names()
     deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
     while True:
-        # A node that never answers must not keep those from joining that come after it: ask and listen at once.
-        new = sorted(set(grid.get_node_ids()) - asked)
-        asked.update(new)
-        if new:
-            messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
-            waiting.update(message_id for message_id in grid.push_messages(messages) if message_id)
-        replies = list(grid.pull_messages(sorted(waiting))) if waiting else []
+        replies = roster.look(grid)
         for reply in replies:
-            waiting.discard(reply.metadata.reply_to_message_id)
             _enter(roster, reply, config)
         missing = [client for client in expected if client not in roster.node_of]
         if not missing:
             return roster
         if time.monotonic() > deadline:
+            if 0 < config.quorum <= len(roster.node_of):
+                log(WARNING, "the run begins without %d of %d clients: %s", len(missing), len(expected), _few(missing))
+                return roster
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
-                f"({len(asked)} nodes asked, {len(waiting)} of them silent): {_few(missing)}; start them, or set "
-                f"num-clients or join-timeout"
+                f"({len(roster._asked)} nodes asked, {len(roster._waiting)} of them silent): {_few(missing)}; start "
+                f"them, or set num-clients, join-timeout or quorum"
             )
         wait = FIRST_WAIT if replies else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
 
 
-def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
+def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = False) -> None:
     if (error := error_of(reply)) is not None:
         raise FederationError(error)
     hello = reply.content.config_records["hello"]
@@ -103,7 +132,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
     clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
     slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]
     for client, length in zip(clients, slots, strict=True):
-        if client in roster.node_of:
+        if client in roster.node_of and not returning:
             raise FederationError(
                 f"{client} is hosted by two nodes, {roster.node_of[client]} and {node}: give each its own client names"
             )

@@ -46,6 +46,8 @@ class Round:
         W [N, N], or None for the closing exchange and for a method without one.
     missing : dict of str to str
         Client -> why it took no part.
+    forgot : tuple of str
+        Clients that went on without the states that they had kept at home: new ones, or after a restart.
     bytes_up, bytes_down : int
         Of all arrays, all clients together.
     seconds : dict of str to float
@@ -61,6 +63,7 @@ class Round:
     samples: int = 0
     missing: dict[str, str] = field(default_factory=dict)
     rolled_back: int = 0
+    forgot: tuple[str, ...] = ()
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.updates import Update
 
 #: partition 0 is node 2, partition 1 is node 3
-ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4}, classes=2)
+ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4}, classes=2, present={2, 3})
 Make = Callable[[Message], Message]
 
 
@@ -44,6 +44,7 @@ NODE_2 = reply_with(
         "late-rounds": [5, 0],  # a's reply to round 6 was lost, or it was not asked
         "round": 7,
         "rolled-back": 2,
+        "forgot": [],
         "started": 10.0,
         "ended": 13.0,
     },
@@ -68,6 +69,7 @@ NODE_3 = reply_with(
         "late-rounds": [0],
         "round": 7,
         "rolled-back": 1,
+        "forgot": ["b"],
         "started": 12.0,
         "ended": 16.0,
     },
@@ -177,8 +179,8 @@ def test_nobody_replies() -> None:
 
 
 def test_a_closing_reply_has_no_update() -> None:
-    info = {"clients": ["b"], "updated": [], "samples": [], "domains": [], "late-domains": ["fog"], "rolled-back": 0}
-    info |= {"late-rounds": [8], "round": 9}
+    info = {"clients": ["b"], "updated": [], "samples": [], "domains": [], "late-domains": ["fog"], "forgot": []}
+    info |= {"late-rounds": [8], "round": 9, "rolled-back": 0}
     closing = reply_with(info | {"started": 1.0, "ended": 2.0}, {"late": [[[1, 1]]], "late-seen": [[[2, 3]]]})
     round_, updates, _ = read(NODE_2, closing, number=9)
     assert sorted(updates) == ["a", "c"]
@@ -190,7 +192,7 @@ def test_a_closing_reply_has_no_update() -> None:
 def test_a_reply_without_scores_or_descriptor() -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
     info |= {"late-rounds": [0], "round": 7}
-    bare = reply_with(info | {"rolled-back": 0, "started": 1.0, "ended": 2.0}, **{STATE: {"w": [[2.0]]}})
+    bare = reply_with(info | {"rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}, **{STATE: {"w": [[2.0]]}})
     round_, updates, _ = read(NODE_2, bare)
     assert updates["b"].descriptor is None
     assert all(c.client != "b" for c in round_.counts)
@@ -209,7 +211,7 @@ def test_a_reply_without_scores_or_descriptor() -> None:
 )
 def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: str) -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
-    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
     round_, updates, replies = read(NODE_2, reply_with(info | spoilt, **{STATE: {"w": [[2.0]]}}))
     assert sorted(updates) == ["a", "c"]
     assert list(round_.missing) == ["b"]
@@ -230,7 +232,7 @@ def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: 
 )
 def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
-    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
     round_, updates, _ = read(NODE_2, reply_with(info, scores, **{STATE: {"w": [[2.0]]}}))
     assert sorted(updates) == ["a", "c"]
     assert word in round_.missing["b"]
@@ -239,7 +241,7 @@ def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) ->
 
 def test_a_client_that_failed_is_missing_the_others_of_its_node_are_not() -> None:
     info = {"clients": ["a", "c"], "updated": ["c"], "samples": [3], "domains": ["", ""], "late-domains": ["", ""]}
-    info |= {"late-rounds": [0, 0], "round": 7, "rolled-back": 0, "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0, 0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
     info |= {"failed": ["a"], "failures": ["5.png: damaged"]}
     round_, updates, _ = read(reply_with(info, {}, **{STATE: {"w": [[3.0]]}}), NODE_3)
     assert sorted(updates) == ["b", "c"]

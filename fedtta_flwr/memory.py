@@ -1,0 +1,150 @@
+"""Where a client's state lives between visits: in Flower's ``context.state``, and in a folder if the node has one.
+
+Flower keeps ``context.state`` in memory, one for each of its runs. What must survive the node, or a server that is
+restarted and resumes under another Flower run, is also written to ``STATE-DIR/RUN/CLIENT.safetensors``: after every
+visit, and once more, with the round in its name, when the server writes a checkpoint of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.files import read_tensors, write_tensors
+from fedtta_flwr.records import from_arrays, to_arrays
+
+KEPT_CHECKPOINTS = 2  # the server may be killed between the clients' writing and its own
+
+
+@dataclass
+class Remembered:
+    """What a client finds again at its next visit.
+
+    Attributes
+    ----------
+    cursor : tuple of int
+        Its next slot; the slot whose `post` score is still to come, or -1; the round of its last visit.
+    parts : dict of str to ArrayRecord
+        ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
+        without federation, where it is scored.
+    """
+
+    cursor: tuple[int, int, int]
+    parts: dict[str, ArrayRecord] = field(default_factory=dict)
+
+
+class Memory:
+    """The states of all clients of a node.
+
+    Parameters
+    ----------
+    records : RecordDict
+        Flower's ``context.state``.
+    folder : Path or None
+        Of this run; None: nothing is written.
+    """
+
+    def __init__(self, records: RecordDict, folder: Path | None) -> None:
+        self._records = records
+        self._folder = folder
+
+    def recall(self, client: str, until: int | None = None) -> Remembered | None:
+        """Return a client's latest state, or with `until` its latest one written up to that round, if there is any.
+
+        Raises
+        ------
+        CheckpointError
+            If a file is damaged.
+        """
+        cursor = self._records.config_records.get(client)
+        if cursor is not None and until is None:
+            prefix = f"{client}/"
+            parts = {k.removeprefix(prefix): r for k, r in self._records.array_records.items() if k.startswith(prefix)}
+            return Remembered(_cursor(cursor["cursor"]), parts)
+        for path in self._files(client):
+            found = _read(path)
+            if until is None or found.cursor[2] <= until:
+                return found
+        return None
+
+    def keep(self, states: Mapping[str, Remembered], checkpoint: int = 0) -> None:
+        """Remember the clients' states; with `checkpoint` also beyond the next visit, as those after this round.
+
+        Raises
+        ------
+        CheckpointError
+            If a file cannot be written.
+        """
+        for client, state in states.items():
+            self._records[client] = ConfigRecord({"cursor": list(state.cursor)})
+            for part, record in state.parts.items():
+                self._records[f"{client}/{part}"] = record
+        if self._folder is None:
+            return
+        for client, state in states.items():
+            _write(self._folder / f"{_stem(client)}.safetensors", client, state)
+            if checkpoint:
+                _write(self._folder / f"{_stem(client)}@{checkpoint}.safetensors", client, state)
+                for old in list(self._files(client))[1 + KEPT_CHECKPOINTS :]:
+                    old.unlink(missing_ok=True)
+
+    def _files(self, client: str) -> Iterator[Path]:
+        """Yield a client's files, the latest first."""
+        if self._folder is None:
+            return
+        if (latest := self._folder / f"{_stem(client)}.safetensors").is_file():
+            yield latest
+        checkpoints = self._folder.glob(f"{_stem(client)}@*.safetensors")
+        yield from sorted(checkpoints, key=lambda path: -int(path.stem.rpartition("@")[2]))
+
+
+def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
+    """Return the folder for the states of a node's clients in a run: the node config's, or else the run config's.
+
+    Raises
+    ------
+    ConfigError
+        If it is relative, or the run has no usable name.
+    """
+    named = str(context.node_config.get("state-dir") or config.state_dir)
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_absolute():
+        raise ConfigError(f"state-dir = {named!r}: relative; allowed: an absolute path or one that begins with ~")
+    if not run.isalnum():  # it comes from the server and becomes a part of a path
+        raise ConfigError(f"run = {run!r}: no name of a run; allowed: letters and digits")
+    return folder / run
+
+
+def _read(path: Path) -> Remembered:
+    tensors, about = read_tensors(path)
+    grouped: dict[str, dict[str, object]] = {part: {} for part in about["parts"]}
+    for key, t in tensors.items():
+        part, _, name = key.partition("/")
+        grouped[part][name] = t
+    return Remembered(_cursor(about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
+
+
+def _write(path: Path, client: str, state: Remembered) -> None:
+    tensors = {f"{part}/{key}": t for part, record in state.parts.items() for key, t in from_arrays(record).items()}
+    try:
+        write_tensors(path, tensors, {"cursor": state.cursor, "parts": list(state.parts)})
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the state of {client} cannot be written ({error.strerror}); make room there, or name another "
+            f"state-dir in the node config"
+        ) from None
+
+
+def _cursor(found: object) -> tuple[int, int, int]:
+    slot, late, round_ = (int(number) for number in found)  # type: ignore[attr-defined]
+    return slot, late, round_
+
+
+def _stem(client: str) -> str:
+    return quote(client, safe="")

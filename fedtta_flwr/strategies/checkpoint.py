@@ -1,0 +1,123 @@
+"""Checkpoints of a run: one file in the run directory from which a killed server goes on to the same result."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flwr.common.logger import log
+from torch import Tensor
+
+from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.files import read_tensors, write_tensors
+from fedtta_flwr.records import code_fingerprint
+
+if TYPE_CHECKING:
+    from fedtta_flwr.strategies.base import PersonalizedStrategy
+
+FILE = "checkpoint.safetensors"
+
+
+class Keeper(Protocol):
+    """Whoever has to remember something of the run beside the strategy: the run directory."""
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors, and what JSON can hold, from which `restore` goes on."""
+
+    def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Install what `snapshot` returned."""
+
+
+class Checkpoints:
+    """Saves a run every so many rounds, and brings it back.
+
+    What is saved: every client's personal state, what the strategy remembers, and what the run directory has counted.
+    The states that clients keep at home stay there; they write them themselves in the same rounds.
+
+    Parameters
+    ----------
+    folder : Path
+        The run directory.
+    every : int
+        Rounds between two checkpoints; 0 = none are written.
+    keeper : Keeper
+        Saved along.
+    resume : bool
+        Whether `restore` shall bring back what the folder holds.
+    """
+
+    def __init__(self, folder: Path, every: int, keeper: Keeper, *, resume: bool = False) -> None:
+        self.path = folder / FILE
+        self._every = every
+        self._keeper = keeper
+        self._saved = read_tensors(self.path) if resume else None
+
+    def is_due(self, round_: int) -> bool:
+        """Return whether a checkpoint is written after this round."""
+        return self._every > 0 and round_ % self._every == 0
+
+    def save(self, strategy: "PersonalizedStrategy", round_: int) -> None:
+        """Write a checkpoint if one is due; the last one is replaced when the new one is complete.
+
+        A full disk is reported and ends nothing: the run goes on without this checkpoint.
+        """
+        if not self.is_due(round_):
+            return
+        kept, about = self._keeper.snapshot()
+        clients = sorted(strategy.personal)
+        tensors = {f"keeper/{name}": t for name, t in kept.items()}
+        tensors |= {f"memory/{name}": t for name, t in strategy.memory().items()}
+        for i, client in enumerate(clients):
+            tensors |= {f"personal/{i}/{name}": t for name, t in strategy.personal[client].items()}
+        head = {"round": round_, "run": strategy.run, "code": code_fingerprint(), "clients": clients, "keeper": about}
+        try:
+            write_tensors(self.path, tensors, head)
+        except OSError as error:
+            log(logging.WARNING, "round %d: %s cannot be written: %s", round_, self.path, error.strerror)
+
+    def restore(self, strategy: "PersonalizedStrategy") -> int:
+        """Bring back the run that is resumed and return its last round; 0 if none is.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint does not belong to this strategy and source model.
+        """
+        if self._saved is None:
+            return 0
+        tensors, about = self._saved
+        self._saved = None
+        if about["code"] != code_fingerprint():
+            log(logging.WARNING, "%s was written by other code than this: results may differ", self.path)
+        groups: dict[str, dict[str, Tensor]] = {"keeper": {}, "memory": {}, "personal": {}}
+        for key, t in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = t
+        for i, client in enumerate(about["clients"]):
+            prefix = f"{i}/"
+            state = {k.removeprefix(prefix): t for k, t in groups["personal"].items() if k.startswith(prefix)}
+            if strategy.source and {k: t.shape for k, t in state.items()} != {
+                k: t.shape for k, t in strategy.source.items()
+            }:
+                raise CheckpointError(f"{self.path}: holds states of another source model; name the one of that run")
+            strategy.personal[client] = state
+        strategy.load_memory(groups["memory"])
+        strategy.run = about["run"]
+        self._keeper.restore(groups["keeper"], about["keeper"])
+        log(logging.INFO, "resumed after round %d from %s", about["round"], self.path)
+        return int(about["round"])
+
+
+def resumable(folder: str) -> Path:
+    """Return the run directory that a run config wants to resume.
+
+    Raises
+    ------
+    ConfigError
+        If the path is relative, or no checkpoint is there.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_absolute():
+        raise ConfigError(f"resume = {folder!r}: relative; allowed: an absolute path or one that begins with ~")
+    if not (path / FILE).is_file():
+        raise ConfigError(f"resume = {folder!r}: holds no {FILE}; runs write one with checkpoint-every above 0")
+    return path

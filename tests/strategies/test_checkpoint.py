@@ -1,0 +1,154 @@
+"""A killed run that resumes ends as one that was never killed, for every strategy and kinds of adapters."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.files import read_tensors
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.registry import STRATEGIES
+from fedtta_flwr.server import federation
+from fedtta_flwr.strategies.checkpoint import FILE
+from fedtta_flwr.strategies.rounds import Round
+from tests.conftest import TINY
+
+CLIENTS = [f"client-0{k}" for k in range(4)]
+
+
+class Killed(BaseException):
+    """What nothing in the run may catch."""
+
+
+class KilledAfter:
+    """An observer that ends the run after a round, before its checkpoint."""
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+
+    def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None: ...
+
+    def on_round(self, round_: Round) -> None:
+        if round_.number == self.round:
+            raise Killed
+
+    def on_end(self) -> None: ...
+
+
+@pytest.fixture
+def start(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., Path]:
+    """Run a tiny federation in a fresh grid, whose clients remember nothing but what is on disk."""
+
+    def run(name: str, killed_after: int = 0, nodes: int = 2, **overrides: Any) -> Path:
+        path = tmp_path / name
+        flat = TINY | {"state-dir": str(tmp_path / "states"), "checkpoint-every": 2} | overrides
+        if "resume" not in overrides:
+            flat["output-dir"] = str(path)
+        grid = LocalGrid(apps[1], RunConfig.from_flat(flat).to_flat(), nodes)
+        try:
+            with federation(flat) as strategy:
+                if killed_after:
+                    strategy.observers.append(KilledAfter(killed_after))
+                strategy.start(grid)
+        except Killed:
+            # A power cut leaves no summary, and perhaps half a line.
+            (path / "summary.json").unlink()
+            with (path / "rounds.jsonl").open("a") as file:
+                file.write('{"round": ')
+        return path
+
+    return run
+
+
+def result(path: Path) -> dict[str, Any]:
+    """What a run found, without how long it took."""
+    summary = json.loads((path / "summary.json").read_text())
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    with np.load(path / "collaboration.npz") as file:
+        found = {key: file[key].tolist() for key in ("weights", "rounds")}
+    return found | {"lines": lines} | {key: summary[key] for key in ("accuracy", "finished", "bytes", "screened")}
+
+
+@pytest.mark.parametrize("killed_after", [2, 3, 4])
+@pytest.mark.parametrize("adapter", ["bn-stats", "cotta"])
+def test_the_result_is_that_of_an_undisturbed_run(start: Callable[..., Path], adapter: str, killed_after: int) -> None:
+    changed = {"adapter": adapter, "cotta.augmentations": 2, "checkpoint-every": 1}
+    whole = start("whole", **changed)
+    broken = start("broken", killed_after, **changed)
+    start("broken", resume=str(broken), **changed)
+    assert result(broken) == result(whole)
+    assert result(broken)["finished"] is True
+    assert len(json.loads((broken / "config.json").read_text())["resumed"]) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_resumes(start: Callable[..., Path], strategy: str) -> None:
+    changed = {"strategy": strategy, "adapter": "tent"}
+    whole = start("whole", **changed)
+    broken = start("broken", 3, **changed)
+    start("broken", resume=str(broken), **changed)
+    assert result(broken) == result(whole)
+
+
+def test_a_run_may_be_killed_again_and_again_and_change_its_nodes(start: Callable[..., Path]) -> None:
+    changed = {"adapter": "entropy", "entropy.optimizer": "adam", "checkpoint-every": 1}
+    whole = start("whole", **changed)
+    broken = start("broken", 2, **changed)
+    for after, nodes in ((3, 1), (3, 4), (4, 2), (0, 3)):
+        start("broken", after, nodes, resume=str(broken), **changed)
+    assert result(broken) == result(whole)
+
+
+def test_without_a_state_dir_clients_go_on_with_what_the_server_knows(start: Callable[..., Path]) -> None:
+    changed = {"adapter": "tent", "state-dir": ""}
+    broken = start("broken", 3, **changed)
+    start("broken", resume=str(broken), **changed)
+    found = result(broken)
+    assert found["finished"]
+    assert [line["forgot"] for line in found["lines"]] == [[], [], CLIENTS, []]
+    assert [line["samples"] for line in found["lines"]] == [20] * 4  # nobody began anew
+
+
+def test_a_new_run_of_the_same_config_finds_nothing_of_the_old_one(start: Callable[..., Path]) -> None:
+    assert result(start("first", adapter="tent")) == result(start("second", adapter="tent"))
+
+
+def test_another_config_is_refused(start: Callable[..., Path]) -> None:
+    broken = start("broken", 3)
+    with pytest.raises(ConfigError, match=r"batch-size = 5, found 4") as caught:
+        start("broken", resume=str(broken), **{"batch-size": 4})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_checkpoint_is_refused(start: Callable[..., Path]) -> None:
+    broken = start("broken", 2)
+    with pytest.raises(ConfigError, match=rf"holds no {FILE}"):
+        start("broken", resume=str(broken))
+    with pytest.raises(ConfigError, match="relative"):
+        start("broken", resume="broken")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 300, -1])
+def test_a_damaged_checkpoint_is_one_line(start: Callable[..., Path], keep: int) -> None:
+    broken = start("broken", 3)
+    content = (broken / FILE).read_bytes()
+    (broken / FILE).write_bytes(content[:keep])
+    with pytest.raises(CheckpointError, match="cannot be read as saved tensors") as caught:
+        start("broken", resume=str(broken))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_holds_no_weights_that_do_not_travel(start: Callable[..., Path]) -> None:
+    tensors, about = read_tensors(start("whole") / FILE)
+    personal = {key.split("/", 2)[2] for key in tensors if key.startswith("personal/")}
+    assert personal
+    assert all(name.endswith(("running_mean", "running_var")) for name in personal)
+    assert about["clients"] == CLIENTS
+    assert about["round"] == 4
