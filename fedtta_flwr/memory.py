@@ -60,11 +60,11 @@ class Memory:
         CheckpointError
             If a file is damaged.
         """
-        cursor = self._records.config_records.get(client)
-        if cursor is not None and until is None:
-            prefix = f"{client}/"
-            parts = {k.removeprefix(prefix): r for k, r in self._records.array_records.items() if k.startswith(prefix)}
-            return Remembered(_cursor(cursor["cursor"]), parts)
+        about = self._records.config_records.get(client)
+        if about is not None and until is None:
+            parts: list[str] = list(about["parts"])  # type: ignore[arg-type]
+            records = self._records.array_records
+            return Remembered(_cursor(about["cursor"]), {part: records[f"{client}/{part}"] for part in parts})
         for path in self._files(client):
             found = _read(path)
             if until is None or found.cursor[2] <= until:
@@ -80,7 +80,7 @@ class Memory:
             If a file cannot be written.
         """
         for client, state in states.items():
-            self._records[client] = ConfigRecord({"cursor": list(state.cursor)})
+            self._records[client] = ConfigRecord({"cursor": list(state.cursor), "parts": list(state.parts)})
             for part, record in state.parts.items():
                 self._records[f"{client}/{part}"] = record
         if self._folder is None:

@@ -1,0 +1,124 @@
+"""Clients that leave, join late, and return under another node id; and rounds with too few of them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import FederationError
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.server import federation
+from tests.conftest import TINY
+
+ALL = ("client-00", "client-01", "client-02", "client-03")
+
+
+class Fleet(LocalGrid):
+    """One node a client; `away` says which clients are switched off in which round. A node that returns is new.
+
+    Parameters
+    ----------
+    away : mapping of int to str
+        Round -> the last digits of the clients that are off. Round 0 is the time of joining.
+    """
+
+    def __init__(self, app: Any, config: RunConfig, away: Mapping[int, str]) -> None:
+        super().__init__(app, config.to_flat(), 1)
+        self._flat = config.to_flat()
+        self._contexts = {}
+        self._away = away
+        self._next = 100
+        self._on: dict[str, int] = {}
+        self.round = 0
+        self.served: list[tuple[int, str, int]] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        for client in ALL:
+            is_on = client[-1] not in self._away.get(self.round, "")
+            if is_on and client not in self._on:
+                self._next += 1
+                self._on[client] = self._next
+                self._contexts[self._next] = Context(
+                    self._run_id, self._next, {"clients": client}, RecordDict(), dict(self._flat)
+                )
+            elif not is_on and client in self._on:
+                del self._contexts[self._on.pop(client)]
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            if "visit" in message.content.config_records:
+                info = message.content.config_records["visit"]
+                self.served.append((int(info["round"]), next(iter(info["clients"])), message.metadata.dst_node_id))
+        ids = super().push_messages(messages)
+        if any("visit" in message.content.config_records for message in messages):
+            self.round += 1
+        elif self.round == 0:
+            self.round = 1
+        return ids
+
+
+@pytest.fixture
+def run(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., tuple[list[dict[str, Any]], np.ndarray, Fleet]]:
+    def start(away: Mapping[int, str], **overrides: Any) -> tuple[list[dict[str, Any]], np.ndarray, Fleet]:
+        flat = TINY | {"output-dir": str(tmp_path / "run"), "strategy": "fedavg", "join-timeout": 0.1} | overrides
+        fleet = Fleet(apps[1], RunConfig.from_flat(flat), away)
+        with federation(flat) as strategy:
+            strategy.start(fleet)
+        lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+        with np.load(tmp_path / "run" / "collaboration.npz") as file:
+            return lines, file["weights"], fleet
+
+    return start
+
+
+def test_a_client_leaves_and_returns_as_another_node(run: Any, tmp_path: Path) -> None:
+    lines, weights, fleet = run({2: "1", 3: "1"}, **{"state-dir": str(tmp_path / "states"), "adapter": "tent"})
+    assert [line["clients"] for line in lines] == [4, 3, 3, 4]
+    assert lines[1]["screened"] == lines[2]["screened"] == {"client-01": "its node 102 is not connected"}
+    assert [line["forgot"] for line in lines] == [[], [], [], []]  # it found its own state on its disk
+    assert np.count_nonzero(weights[1]) == 9
+    assert np.count_nonzero(weights[3]) == 16
+    nodes = [node for _, client, node in fleet.served if client == "client-01"]
+    assert len(set(nodes)) == 2
+    assert sum(line["samples"] for line in lines) == 20 + 15 + 15 + 20
+
+
+def test_without_a_disk_it_goes_on_where_the_others_are(run: Any) -> None:
+    lines, _, _ = run({2: "1"}, adapter="tent")
+    assert [line["clients"] for line in lines] == [4, 3, 4, 4]
+    assert lines[2]["forgot"] == ["client-01"]
+    assert [line["samples"] for line in lines] == [20, 15, 20, 20]
+
+
+def test_a_client_may_join_late_where_a_quorum_allows_it(run: Any) -> None:
+    lines, _, _ = run({0: "3", 1: "3"}, quorum=3)
+    assert [line["clients"] for line in lines] == [3, 4, 4, 4]
+    assert lines[1]["forgot"] == ["client-03"]
+
+
+def test_all_must_be_there_at_the_start_unless_told_otherwise(run: Any) -> None:
+    with pytest.raises(FederationError, match="1 of 4 clients did not join"):
+        run({0: "3"})
+    with pytest.raises(FederationError, match="2 of 4 clients did not join"):
+        run({0: "13"}, quorum=3)
+
+
+def test_below_the_quorum_everybody_keeps_its_own(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    lines, weights, _ = run({2: "12"}, quorum=3, scores="tta,post,local")
+    assert [line["clients"] for line in lines] == [4, 2, 4, 4]
+    assert len(weights) == 3  # no matrix in the second round
+    assert "round 2 mixes nothing: 2 clients took part, quorum = 3" in caplog.text
+    assert lines[1]["accuracy"]["post"] == lines[1]["accuracy"]["local"]
+    assert lines[0]["accuracy"]["post"] != lines[0]["accuracy"]["local"]
+
+
+def test_an_empty_house_is_waited_for_and_then_reported(run: Any) -> None:
+    with pytest.raises(FederationError, match="no node has been connected for"):
+        run({2: "0123"}, **{"round-timeout": 0.2})

@@ -1,0 +1,106 @@
+"""Clients find their states again: in the same context, in another process, after a restart, after a checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.memory import Memory, Remembered, state_folder
+from fedtta_flwr.records import from_arrays, to_arrays
+
+
+def state(number: int) -> Remembered:
+    tensors = {"teacher.weight": torch.full((2, 3), float(number)), "count": torch.tensor([number])}
+    return Remembered((number, number - 1, number), {"local": to_arrays(tensors), "lone": to_arrays({})})
+
+
+def number_of(found: Remembered | None) -> int:
+    assert found is not None
+    assert set(found.parts) == {"local", "lone"}
+    tensors = from_arrays(found.parts["local"])
+    assert tensors["teacher.weight"].dtype == torch.float32
+    assert tensors["teacher.weight"].shape == (2, 3)
+    assert found.cursor == (int(tensors["count"]), int(tensors["count"]) - 1, int(tensors["count"]))
+    return int(tensors["count"])
+
+
+def test_a_client_that_was_never_here_has_none(tmp_path: Path) -> None:
+    assert Memory(RecordDict(), None).recall("a") is None
+    assert Memory(RecordDict(), tmp_path).recall("a") is None
+    assert Memory(RecordDict(), tmp_path).recall("a", until=3) is None
+
+
+def test_the_latest_state_is_found_by_name() -> None:
+    records = RecordDict()
+    memory = Memory(records, None)
+    memory.keep({"a": state(1), "a/b": state(2)})
+    memory.keep({"a": state(3)})
+    assert number_of(Memory(records, None).recall("a")) == 3
+    assert number_of(Memory(records, None).recall("a/b")) == 2
+    assert list(records.config_records) == ["a", "a/b"]
+
+
+def test_a_node_that_restarts_finds_its_clients_on_disk(tmp_path: Path) -> None:
+    Memory(RecordDict(), tmp_path / "run").keep({"a": state(1), "../b c": state(2)})
+    again = Memory(RecordDict(), tmp_path / "run")
+    assert number_of(again.recall("a")) == 1
+    assert number_of(again.recall("../b c")) == 2
+    assert Memory(RecordDict(), tmp_path / "other").recall("a") is None
+    assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == ["run", "run"]
+
+
+def test_the_state_of_a_checkpoint_outlives_later_visits(tmp_path: Path) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    for number in range(1, 12):
+        memory.keep({"a": state(number)}, checkpoint=number if number % 3 == 0 else 0)
+    found = Memory(RecordDict(), tmp_path)
+    assert number_of(found.recall("a")) == 11
+    assert [number_of(found.recall("a", until=n)) for n in (11, 10, 9, 8, 6)] == [11, 9, 9, 6, 6]
+    assert found.recall("a", until=5) is None  # only two are kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "a@6.safetensors", "a@9.safetensors"]
+
+
+def test_a_client_that_was_away_at_the_checkpoint_has_its_last_state_before_it(tmp_path: Path) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"a": state(3)}, checkpoint=3)
+    memory.keep({"a": state(5)})
+    assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=6)) == 5
+
+
+def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
+    Memory(RecordDict(), tmp_path).keep({"a": state(1)})
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="restore it from a copy") as caught:
+        Memory(RecordDict(), tmp_path).recall("a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="the state of a cannot be written"):
+        Memory(RecordDict(), tmp_path / "file").keep({"a": state(1)})
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "expected"), [("/own", "/common", "/own/1f"), ("", "/common", "/common/1f"), ("", "", None)]
+)
+def test_the_node_has_the_first_word(
+    tiny_config: Callable[..., RunConfig], own: str, common: str, expected: str | None
+) -> None:
+    node_config: dict[str, Any] = {"state-dir": own} if own else {}
+    context = Context(1, 2, node_config, RecordDict(), {})
+    found = state_folder(tiny_config(**{"state-dir": common}), context, "1f")
+    assert found == (None if expected is None else Path(expected))
+
+
+@pytest.mark.parametrize(("folder", "run"), [("states", "1f"), ("/states", "../1f"), ("/states", "")])
+def test_paths_from_outside_are_checked(tiny_config: Callable[..., RunConfig], folder: str, run: str) -> None:
+    context = Context(1, 2, {"state-dir": folder}, RecordDict(), {})
+    with pytest.raises(ConfigError, match="allowed"):
+        state_folder(tiny_config(), context, run)
