@@ -429,7 +429,7 @@ def test_a_visit_that_fails_leaves_every_memory_untouched(tiny_config: Callable[
     again, expected = node.visit(CLIENTS[:2], state), calm.visit(CLIENTS[:2], state_for(expected_first))
     assert uploaded(again) == uploaded(expected)
     assert node.memory() == calm.memory() != before
-    assert node.context.state.config_records["client-00"]["next-slot"] == 2
+    assert node.context.state.config_records["client-00"]["cursor"][0] == 2
 
 
 def test_a_client_that_fails_keeps_nobody_else_from_going_on(tiny_config: Callable[..., RunConfig]) -> None:
