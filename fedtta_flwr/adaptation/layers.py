@@ -88,12 +88,13 @@ class _Normalisation(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         h, mean, variance, weight = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], True, True]
-        for_h, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            g, h, weight, mean, variance, None, None, False, ctx.eps, needed
-        )
         # out = weight (h - mean) r + bias with r = 1 / sqrt(variance + eps): the gradients for bias and weight are the
         # sums over g and over g (h - mean) r, of which those for the moments are multiples.
         r = (variance + ctx.eps).rsqrt()
+        # The moments twice: some CUDA kernels take them as those that the forward pass has saved.
+        for_h, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
+            g, h, weight, mean, variance, mean, r, False, ctx.eps, needed
+        )
         return for_h, -weight * r * for_bias, -weight * r.square() / 2 * for_weight, for_weight, for_bias, None
 
 
