@@ -370,6 +370,7 @@ class Node:
 
     def visit(self, clients: list[str], state: dict[str, Tensor] | None = None, **changed: Any) -> Message:
         info = {"round": 1, "slots": 1, "clients": clients, "descriptor": "", "personal": clients if state else []}
+        info |= {"finetune": False}
         content = RecordDict({INFO: ConfigRecord(info | changed)})
         if state:
             content[STATE] = to_arrays(state)
