@@ -205,7 +205,8 @@ def _visit_one(
         result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
     adapter.load_adapted_state(bench.initial if personal is None else personal)
     if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
-        x, y = _batch(bench, stream, late_slot)
+        kept = known.parts.get("late") if known is not None else None
+        x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, stream, late_slot)
         result.late_domain = stream.domains[late_slot]
         if finetune:
             adapter.adapt(x)
@@ -213,7 +214,7 @@ def _visit_one(
             result.count("late-seen", torch.bincount(y, minlength=classes))
             result.count("late", hits(adapter.predict(x), y, classes))
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
-    late = NOTHING_LATE
+    late, late_batch = NOTHING_LATE, dict[str, Tensor]()
     for current, x, y, is_last in _batches(bench, stream, range(slot, end)):
         if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
             adapter.reset(bench.initial)
@@ -235,9 +236,12 @@ def _visit_one(
         if is_last:
             result.descriptor = bench.describe(str(request["descriptor"]), _with_prefix(request, "descriptor."), x)
             late = current if finetune or y is not None else NOTHING_LATE
+            late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
     result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
+    if finetune:  # a stream without labels may come by only once
+        result.memory.parts["late"] = to_arrays(late_batch)
     return result
 
 

@@ -23,12 +23,17 @@ from fedtta_flwr.options import (
     DUAOptions,
     EATAOptions,
     EntropyOptions,
+    FedAvgMOptions,
     FedCTTAOptions,
+    FedProxOptions,
     LAMEOptions,
+    LDAWAOptions,
     MEMOOptions,
+    MOONOptions,
     NoOptions,
     NOTEOptions,
     Options,
+    PFedSDOptions,
     ROIDOptions,
     RoTTAOptions,
     SAROptions,
@@ -172,6 +177,11 @@ class RunConfig(BaseModel):
     roid: ROIDOptions = ROIDOptions()
     bbn: BBNOptions = BBNOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
+    fedprox: FedProxOptions = FedProxOptions()
+    moon: MOONOptions = MOONOptions()
+    pfedsd: PFedSDOptions = PFedSDOptions()
+    fedavgm: FedAvgMOptions = FedAvgMOptions()
+    ldawa: LDAWAOptions = LDAWAOptions()
 
     @field_validator("strategy")
     @classmethod

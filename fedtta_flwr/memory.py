@@ -30,7 +30,7 @@ class Remembered:
         Its next slot; the slot whose `post` score is still to come, or -1; the round of its last visit.
     parts : dict of str to ArrayRecord
         ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
-        without federation, where it is scored.
+        without federation, where it is scored; ``late``: a batch without labels that comes by only once.
     """
 
     cursor: tuple[int, int, int]

@@ -238,5 +238,42 @@ class FedCTTAOptions(Options):
     ema: Share = Field(0.9, description="share of the previous rounds in a client's mean logits; 0.0 is the paper")
 
 
+class FedProxOptions(Options):
+    """FedProx: clients are held near the mean that they received."""
+
+    mu: NotNegative = Field(1.0, description="weight of the proximal term (codes of FTTA 1.0, for CoTTA 0.01)")
+
+
+class MOONOptions(Options):
+    """MOON: features like those of the received model, unlike those of the client's previous one."""
+
+    mu: NotNegative = Field(1.0, description="weight of the contrastive term")
+    temperature: Positive = Field(0.5, description="of its softmax")
+
+
+class PFedSDOptions(Options):
+    """pFedSD: clients distil their own previous model."""
+
+    weight: NotNegative = Field(1.0, description="of the distillation term")
+    temperature: Positive = Field(1.0, description="of the softmaxes that it compares")
+
+
+class FedAvgMOptions(Options):
+    """FedAvgM: the clients' mean is followed with momentum."""
+
+    momentum: Share = Field(0.9, description="share of the past velocity")
+    learning_rate: Positive = Field(1.0, description="of the server: step size along the velocity")
+    rule: Literal["hsu", "ema"] = Field(
+        "hsu", description="velocity = momentum * velocity + delta, or ema: + (1 - momentum) * delta, as codes of FTTA"
+    )
+
+
+class LDAWAOptions(Options):
+    """L-DAWA: layers weighted by their angle to the last mean."""
+
+    warmup_rounds: Annotated[int, Field(ge=0)] = Field(2, description="first rounds that are FedAvg (codes of FTTA 1)")
+    renormalise: bool = Field(False, description="whether a layer's shares sum to 1; false = as published, it shrinks")
+
+
 class NoOptions(Options):
     """A method without hyper-parameters."""

@@ -19,6 +19,12 @@ STRATEGIES: dict[str, tuple[str, str]] = {
         "fedtta_flwr.strategies.fedctta:FedCTTA",
         "mixtures of clients that answer alike on shared noise (IJCNN 2025)",
     ),
+    "fedavg-ft": ("fedtta_flwr.strategies.fedavg_ft:FedAvgFT", "fedavg, then one more step on the same batch"),
+    "fedprox": ("fedtta_flwr.strategies.fedprox:FedProx", "fedavg, clients held near it (MLSys 2020)"),
+    "moon": ("fedtta_flwr.strategies.moon:MOON", "fedavg, clients' features held near its own (CVPR 2021)"),
+    "pfedsd": ("fedtta_flwr.strategies.pfedsd:PFedSD", "fedavg, clients distil their previous model (TPDS 2022)"),
+    "fedavgm": ("fedtta_flwr.strategies.fedavgm:FedAvgM", "fedavg with momentum on the server (Hsu et al. 2019)"),
+    "ldawa": ("fedtta_flwr.strategies.ldawa:LDAWA", "fedavg, layers weighted by their angle to it (ICCV 2023)"),
 }
 ADAPTERS: dict[str, tuple[str, str]] = {
     "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),

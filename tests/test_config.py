@@ -229,6 +229,15 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
         "share-class-stats": (FLAG, False),
         "share-teacher": (FLAG, False),
     },
+    "fedprox": {"mu": (NOT_NEGATIVE, 0.01)},
+    "moon": {"mu": (NOT_NEGATIVE, 0.0), "temperature": (POSITIVE, 1.0)},
+    "pfedsd": {"weight": (NOT_NEGATIVE, 0.0), "temperature": (POSITIVE, 2.0)},
+    "fedavgm": {
+        "momentum": (SHARE, 0.0),
+        "learning-rate": (POSITIVE, 0.5),
+        "rule": (words("hsu", "ema"), "ema"),
+    },
+    "ldawa": {"warmup-rounds": ([(-1, "0"), (1.5, "integer"), ("1", "integer")], 0), "renormalise": (FLAG, True)},
 }
 for method, rows in METHODS.items():
     WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}

@@ -226,12 +226,15 @@ def test_the_server_needs_no_folder() -> None:
 # --------------------------------------------------------------------------------------------------------- whole runs
 
 
-def test_a_run_without_labels_has_no_accuracy_and_predicts_everything(run_local: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["fedctta", "fedavg-ft"])  # fedavg-ft needs every batch twice
+def test_a_run_without_labels_has_no_accuracy_and_predicts_everything(
+    run_local: Any, tmp_path: Path, strategy: str
+) -> None:
     for client, number in (("client-00", 5), ("client-01", 0)):
         (tmp_path / client).mkdir()
         for i in range(number):
             arrive(tmp_path / client, f"{i}.png", 40 * i, i)
-    run = run_local(**LIVE | {"num-clients": 2, "batch-size": 2, "data-dir": str(tmp_path)})
+    run = run_local(**LIVE | {"strategy": strategy, "num-clients": 2, "batch-size": 2, "data-dir": str(tmp_path)})
     assert run.summary["accuracy"] == {}
     assert run.summary["finished"] is True
     assert run.summary["screened"] == {}
@@ -292,9 +295,13 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_only_labelled_samples_are_scored_under_their_own_domain(run_local: Any, allowed: str, every: int) -> None:
+@pytest.mark.parametrize("strategy", ["fedctta", "fedavg-ft"])
+def test_only_labelled_samples_are_scored_under_their_own_domain(
+    run_local: Any, allowed: str, every: int, strategy: str
+) -> None:
     run = run_local(
         **{
+            "strategy": strategy,
             "stream": f"{allowed}:half_labelled",
             "classes": 10,
             "num-clients": 2,
