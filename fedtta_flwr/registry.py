@@ -19,6 +19,10 @@ STRATEGIES: dict[str, tuple[str, str]] = {
         "fedtta_flwr.strategies.fedctta:FedCTTA",
         "mixtures of clients that answer alike on shared noise (IJCNN 2025)",
     ),
+    "pfedbbn": (
+        "fedtta_flwr.strategies.pfedbbn:PFedBBN",
+        "mixtures of clients with similar BatchNorm statistics (arXiv 2511.18066)",
+    ),
 }
 ADAPTERS: dict[str, tuple[str, str]] = {
     "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),
