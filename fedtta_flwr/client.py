@@ -196,6 +196,9 @@ def _visit_one(
     """One client's visit: score the mixture that came, then go through the next slots in order."""
     stream, adapter, result = bench.stream(client), bench.adapter, _Visited()
     classes, finetune = bench.test_set.classes, bool(request["finetune"])
+    wanted = str(request["descriptor"])
+    about = {"client": client, "round": request["round"], **_with_prefix(request, "descriptor.")}
+    lagged = bool(about.get("lagged"))
     bench.pursue(_with_prefix(request, "objective."))
     resumed = client in request["resuming"]  # type: ignore[operator]
     known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
@@ -219,6 +222,8 @@ def _visit_one(
         if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
             adapter.reset(bench.initial)
             bench.lone.reset(bench.initial)
+        if lagged and not result.domains:
+            result.descriptor = bench.describe(wanted, about, x)
         result.domains.append(stream.domains[current])
         result.samples += len(x)
         if y is None:
@@ -234,7 +239,8 @@ def _visit_one(
             if "post" in bench.scores:
                 result.count("post-seen", seen * (not is_last))
         if is_last:
-            result.descriptor = bench.describe(str(request["descriptor"]), _with_prefix(request, "descriptor."), x)
+            if not lagged:
+                result.descriptor = bench.describe(wanted, about, x)
             late = current if finetune or y is not None else NOTHING_LATE
             late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from fedtta_flwr.data.checks import check_streams
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
@@ -33,6 +34,7 @@ from fedtta_flwr.options import (
     NoOptions,
     NOTEOptions,
     Options,
+    PFedBBNOptions,
     PFedSDOptions,
     ROIDOptions,
     RoTTAOptions,
@@ -182,6 +184,7 @@ class RunConfig(BaseModel):
     pfedsd: PFedSDOptions = PFedSDOptions()
     fedavgm: FedAvgMOptions = FedAvgMOptions()
     ldawa: LDAWAOptions = LDAWAOptions()
+    pfedbbn: PFedBBNOptions = PFedBBNOptions()
 
     @field_validator("strategy")
     @classmethod
@@ -326,13 +329,18 @@ def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: 
 
 def _one_line(error: ValidationError) -> str:
     """Turn pydantic's report into one line on the first fault, with the number of the others."""
-    first, *others = error.errors()
-    key = ".".join(str(part) for part in first["loc"])
+    faults: dict[str, list[ErrorDetails]] = {}
+    for fault in error.errors():
+        # What follows the key says which of several allowed types was tried: each is a fault of its own.
+        faults.setdefault(".".join(str(part) for part in fault["loc"][:2]), []).append(fault)
+    key, tried = next(iter(faults.items()))
+    first = tried[0]
     if first["type"] == "extra_forbidden":
         text = f"{key}: unknown key; `fedtta list keys` prints the allowed ones"
     else:
-        wanted = first["msg"].replace("Input should be ", "")
+        wanted = ", or ".join(fault["msg"].replace("Input should be ", "") for fault in tried)
         if first["type"] == "string_pattern_mismatch":  # the pattern is for the machine
             wanted = str(RunConfig.model_fields[key.replace("-", "_")].description)
         text = f"{key} = {first['input']!r}: allowed: {wanted}"
-    return text + (f" (and {len(others)} more faults)" if others else "")
+    others = len(faults) - 1
+    return text + (f" (and {others} more faults)" if others else "")

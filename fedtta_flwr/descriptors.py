@@ -1,19 +1,27 @@
-"""What a client tells the server about the data that it sees: pure functions of a model (and a batch).
+"""What a client tells the server about the data that it sees: pure functions of a network and images.
 
-Each returns one small tensor. A strategy names the one it needs in its `descriptor` attribute.
+Each returns one small tensor. A strategy names the one it needs in its `descriptor` attribute;
+`fedtta_flwr.workbench.DESCRIPTORS` says by name whose answer to which images that is.
 """
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fedtta_flwr.seeding import torch_rng
+from fedtta_flwr.adaptation.base import statistics
+from fedtta_flwr.adaptation.bn_stats import moments
+from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, widened
+from fedtta_flwr.data.contracts import Images
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.seeding import numpy_rng, torch_rng
 
 Predict = Callable[[Tensor], Tensor]
 
 
-def noise_images(seed: int, samples: int, shape: tuple[int, int, int]) -> Tensor:
+def noise_images(seed: int, samples: int, shape: tuple[int, int, int], *purpose: str | int) -> Tensor:
     """Return the noise that all clients of a run share.
 
     Parameters
@@ -24,15 +32,79 @@ def noise_images(seed: int, samples: int, shape: tuple[int, int, int]) -> Tensor
         Number of images M.
     shape : tuple of int
         (C, H, W).
+    *purpose : str or int
+        Names another draw: of a round, of a client.
 
     Returns
     -------
     Tensor
         [M, C, H, W], uniform in [0, 1), the same wherever it is drawn.
     """
-    return torch.rand((samples, *shape), generator=torch_rng(seed, "shared noise"))
+    return torch.rand((samples, *shape), generator=torch_rng(seed, "shared noise", *purpose))
 
 
-def noise_logits(predict: Predict, noise: Tensor) -> Tensor:
-    """Return a model's mean logits [K] on noise [M, C, H, W] (FedCTTA eq. 5)."""
-    return predict(noise).mean(dim=0)
+def chosen_images(clean: Images, seed: int, samples: int) -> Tensor:
+    """Return clean images [M, 3, H, W] in [0, 1] of a data set, chosen by the seed alone, no image twice.
+
+    Raises
+    ------
+    ConfigError
+        If the set has fewer.
+    """
+    if samples > len(clean):
+        raise ConfigError(f"{samples} chosen images: the data set has {len(clean)} clean ones; ask for fewer, or noise")
+    rows = np.sort(numpy_rng(seed, "chosen images").permutation(len(clean))[:samples])
+    return torch.from_numpy(clean[rows]).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+
+
+@torch.inference_mode()
+def mean_logits(predict: Predict, images: Tensor) -> Tensor:
+    """Return the mean logits [K] on images [M, C, H, W] (FedCTTA eq. 6)."""
+    return predict(images).mean(dim=0)
+
+
+@torch.inference_mode()
+def mean_features(predict: Predict, head: nn.Module, images: Tensor) -> Tensor:
+    """Return the mean penultimate features [D] on images [M, C, H, W]: what enters `head` while `predict` looks."""
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        predict(images)
+    finally:
+        hook.remove()
+    return seen[-1].mean(dim=0)
+
+
+@torch.inference_mode()
+def bn_statistics(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the statistics of a batch x [B, C, H, W] in all BatchNorm layers, each of which normalises with them.
+
+    They are those that TTA-bn (`fedtta_flwr.adaptation.bn_stats`) would take over; the model stays as it is.
+
+    Returns
+    -------
+    Tensor
+        Mean and variance of the first layer, of the second ..., in the order and with the sizes of
+        `fedtta_flwr.adaptation.base.statistics`, as one vector.
+
+    Raises
+    ------
+    ConfigError
+        If there is no BatchNorm layer that tracks statistics.
+    """
+    found = statistics(model)
+    if not found:
+        raise ConfigError(
+            f"descriptor 'bn-statistics': {type(model).__name__} has no BatchNorm layer with statistics; choose a "
+            f"model with BatchNorm, or another strategy"
+        )
+
+    def normalise(name: str, layer: BatchNorm, h: Tensor) -> Tensor:
+        mean, var = f"{name}.running_mean", f"{name}.running_var"
+        if h.numel() > h.shape[1]:  # one value per channel has no variance: the layer's own are left
+            found[mean], found[var] = moments(widened(h))
+        return F.batch_norm(h, found[mean], found[var], layer.weight, layer.bias, False, 0.0, layer.eps)
+
+    with normalised_by(model, normalise):
+        model(x)
+    return torch.cat(list(found.values()))

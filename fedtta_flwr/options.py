@@ -26,6 +26,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Rule = Literal["adam", "sgd"]
+Temperature = Positive | Literal["median"]
 
 
 class EntropyOptions(Options):
@@ -229,13 +230,61 @@ class BBNOptions(Options):
 
 
 class FedCTTAOptions(Options):
-    """FedCTTA: clients that answer alike on shared noise help each other."""
+    """FedCTTA: clients that answer alike on shared noise help each other.
 
-    temperature: Positive = Field(1.0, description="softmax(-distance / temperature); 1.0 is the paper")
-    noise_samples: Annotated[int, Field(ge=1, le=4096)] = Field(
-        64, description="noise images that every client answers"
+    The published code, unlike the paper: ``redraw = "each-client"`` and, with the adapter bn-stats, ``lagged = true``.
+    """
+
+    temperature: Temperature = Field(
+        1.0,
+        description="softmax(-distance / temperature), 1.0 in the paper; or median: that of a round's distances to the "
+        "nearest other client",
     )
-    ema: Share = Field(0.9, description="share of the previous rounds in a client's mean logits; 0.0 is the paper")
+    metric: Literal["euclid", "kl", "ce", "cosine"] = Field(
+        "euclid", description="distance of two answers; kl and ce need logits, and give the same weights"
+    )
+    indicator: Literal["logits", "features"] = Field("logits", description="what the mean is taken of")
+    images: Literal["noise", "chosen", "original"] = Field(
+        "noise",
+        description="what is answered: shared noise; clean images of the data set, the same for all; or, by the source "
+        "model, the client's own batch",
+    )
+    noise_samples: Annotated[int, Field(ge=1, le=4096)] = Field(
+        64, description="noise (or chosen) images that every client answers"
+    )
+    redraw: Literal["never", "each-round", "each-client"] = Field(
+        "never", description="when the noise is drawn anew; each-client: in every round, and for every client its own"
+    )
+    ema: Share = Field(0.9, description="share of the previous rounds in a client's mean answer; 0.0 is the paper")
+    lagged: bool = Field(False, description="whether the images are answered before the client adapts, not after")
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.indicator == "features" and self.metric in ("kl", "ce"):
+            raise ConfigError(
+                f"fedctta.metric = {self.metric!r}: features are no distribution over classes; allowed with indicator "
+                f"= 'features': euclid, cosine"
+            )
+        if self.redraw != "never" and self.images != "noise":
+            raise ConfigError(
+                f"fedctta.redraw = {self.redraw!r}: there is no noise with images = {self.images!r}; allowed: never"
+            )
+        if self.lagged and self.images == "original":
+            raise ConfigError(
+                "fedctta.lagged = true: the source model, which answers with images = 'original', never adapts; "
+                "allowed: false"
+            )
+        return self
+
+
+class PFedBBNOptions(Options):
+    """pFedBBN: clients with similar balanced BatchNorm statistics help each other."""
+
+    tau: Temperature = Field(
+        1.0,
+        description="softmax(-distance / tau), not given in the paper; or median: that of a round's distances between "
+        "two clients",
+    )
 
 
 class FedProxOptions(Options):

@@ -25,6 +25,10 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "pfedsd": ("fedtta_flwr.strategies.pfedsd:PFedSD", "fedavg, clients distil their previous model (TPDS 2022)"),
     "fedavgm": ("fedtta_flwr.strategies.fedavgm:FedAvgM", "fedavg with momentum on the server (Hsu et al. 2019)"),
     "ldawa": ("fedtta_flwr.strategies.ldawa:LDAWA", "fedavg, layers weighted by their angle to it (ICCV 2023)"),
+    "pfedbbn": (
+        "fedtta_flwr.strategies.pfedbbn:PFedBBN",
+        "mixtures of clients with similar BatchNorm statistics (arXiv 2511.18066)",
+    ),
 }
 ADAPTERS: dict[str, tuple[str, str]] = {
     "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),

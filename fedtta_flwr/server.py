@@ -78,7 +78,7 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     if resumed is not None:
         check_same(resumed, config)
     adapter = check_inputs(config)
-    strategy.source = adapter.adapted_state()
+    strategy.prepare(adapter)
     if strategy.objectives and not takes_gradient_steps(adapter):
         terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
         log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)

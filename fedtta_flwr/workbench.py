@@ -1,20 +1,22 @@
 """What a client process keeps between visits because it belongs to no client: networks, data, shared noise."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
-from fedtta_flwr.adaptation.base import Adapter
+from fedtta_flwr.adaptation.base import Adapter, classifier
 from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, terms_from
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
-from fedtta_flwr.descriptors import noise_images, noise_logits
+from fedtta_flwr.data.datasets import CLEAN
+from fedtta_flwr.descriptors import bn_statistics, chosen_images, mean_features, mean_logits, noise_images
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import ADAPTERS, resolve
@@ -40,7 +42,7 @@ class Workbench:
         #: of the node whose message is being served; a process may serve several
         self.node_config: Mapping[str, object] = {}
         self._streams: dict[str, ClientStream] = {}
-        self._noise: dict[int, Tensor] = {}
+        self._shared: dict[tuple[str | int, ...], Tensor] = {}
 
     def stream(self, client: str) -> ClientStream:
         """Return a client's stream."""
@@ -53,17 +55,56 @@ class Workbench:
         if objectives and self.adapter.objectives is None and takes_gradient_steps(self.adapter):
             Objectives(self.adapter, terms_from(objectives))
 
-    def describe(self, descriptor: str, options: dict[str, Any], x: Tensor) -> Tensor | None:
-        """Return the descriptor of the adapter's present model, or None if none is asked for."""
+    def describe(self, descriptor: str, options: Mapping[str, Any], x: Tensor) -> Tensor | None:
+        """Return a descriptor of the adapter's present model or of the batch x [B, C, H, W]; None if none is asked for.
+
+        Options are those of the strategy, and who is described: ``client`` and ``round``.
+
+        Raises
+        ------
+        ConfigError
+            If it is not one of `DESCRIPTORS`, or there is nothing that it could be taken of.
+        """
         if not descriptor:
             return None
-        if descriptor == "noise-logits":
-            samples = int(options["samples"])
-            if samples not in self._noise:
-                c, h, w = x.shape[1:]
-                self._noise[samples] = noise_images(self.config.seed, samples, (c, h, w)).to(self.device)
-            return noise_logits(self.adapter.predict, self._noise[samples])
-        raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: noise-logits, or none")
+        if descriptor not in DESCRIPTORS:
+            raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: {', '.join(DESCRIPTORS)}, or none")
+        return DESCRIPTORS[descriptor](self, options, x)
+
+    def noise(self, options: Mapping[str, Any], x: Tensor) -> Tensor:
+        """Return noise [M, C, H, W] of the form of x: shared by all, or as often drawn anew as is asked for."""
+        parts = {"each-round": ["round"], "each-client": ["round", "client"]}.get(str(options.get("redraw")), [])
+        purpose = [options[part] for part in parts]
+        samples, (c, h, w) = int(options["samples"]), x.shape[1:]
+        make = partial(noise_images, self.config.seed, samples, (c, h, w), *purpose)
+        return self._latest(("noise", samples, c, h, w, *purpose), make)
+
+    def chosen(self, options: Mapping[str, Any]) -> Tensor:
+        """Return the shared clean images [M, C, H, W]."""
+        samples, clean = int(options["samples"]), self.test_set.images(CLEAN, self.config.severity)
+        return self._latest(("chosen", samples), partial(chosen_images, clean, self.config.seed, samples))
+
+    def head(self, model: nn.Module) -> nn.Module:
+        """Return the layer that makes logits of a network's penultimate features."""
+        return classifier(model, self.config.adapter)[1]
+
+    def _latest(self, key: tuple[str | int, ...], make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._shared:
+            self._shared = {key: make().to(self.device)}  # the latest alone: what is drawn anew does not come again
+        return self._shared[key]
+
+
+#: what a strategy may ask for: logits or penultimate features of the adapted model on shared images, those of the
+#: source model on the batch, or the batch's statistics in the adapted model's BatchNorm layers
+DESCRIPTORS: dict[str, Callable[[Workbench, Mapping[str, Any], Tensor], Tensor]] = {
+    "noise-logits": lambda b, o, x: mean_logits(b.adapter.predict, b.noise(o, x)),
+    "noise-features": lambda b, o, x: mean_features(b.adapter.predict, b.head(b.adapter.model), b.noise(o, x)),
+    "chosen-logits": lambda b, o, x: mean_logits(b.adapter.predict, b.chosen(o)),
+    "chosen-features": lambda b, o, x: mean_features(b.adapter.predict, b.head(b.adapter.model), b.chosen(o)),
+    "logit-mean": lambda b, o, x: mean_logits(b.source, x),
+    "feature-mean": lambda b, o, x: mean_features(b.source, b.head(b.source), x),
+    "bn-statistics": lambda b, o, x: bn_statistics(b.adapter.model, x),
+}
 
 
 _workbenches: dict[int, Workbench] = {}

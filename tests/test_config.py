@@ -130,6 +130,7 @@ OPEN_UNIT: list[tuple[Any, str]] = [(0.0, "0"), (1.1, "1"), ("1", "number")]
 COUNT: list[tuple[Any, str]] = [(0, "1"), (-5, "1"), (1.5, "integer"), ("1", "integer")]
 FLAG: list[tuple[Any, str]] = [(1, "boolean"), ("yes", "boolean")]
 TEXT: list[tuple[Any, str]] = [(1, "string")]
+TEMPERATURE: list[tuple[Any, str]] = [*POSITIVE, ("mean", "or 'median'"), (0.0, "greater than 0, or 'median'")]
 
 
 def words(*allowed: str) -> list[tuple[Any, str]]:
@@ -239,6 +240,16 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
     },
     "ldawa": {"warmup-rounds": ([(-1, "0"), (1.5, "integer"), ("1", "integer")], 0), "renormalise": (FLAG, True)},
 }
+METHODS |= {
+    "fedctta": {
+        "metric": (words("euclid", "kl", "ce", "cosine"), "cosine"),
+        "indicator": (words("logits", "features"), "features"),
+        "images": (words("noise", "chosen", "original"), "chosen"),
+        "redraw": (words("never", "each-round", "each-client"), "each-client"),
+        "lagged": (FLAG, True),
+    },
+    "pfedbbn": {"tau": (TEMPERATURE, "median")},
+}
 for method, rows in METHODS.items():
     WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}
     OTHER |= {f"{method}.{key}": other for key, (_, other) in rows.items()}
@@ -333,6 +344,9 @@ def test_several_faults_are_counted() -> None:
     text = refused({"batch-size": 0, "severity": 9, "seed": -1})
     assert text.startswith("batch-size = 0")
     assert "2 more" in text
+    # an error in each of several allowed types is one fault
+    assert "more" not in refused({"fedctta.temperature": -1.0})
+    assert refused({"fedctta.temperature": -1.0, "pfedbbn.tau": "mean"}).endswith("(and 1 more faults)")
 
 
 def test_less_than_one_group_is_refused() -> None:
@@ -353,6 +367,10 @@ def test_less_than_one_group_is_refused() -> None:
         ({"mixed-domains": True, "group-orders": "20:+1"}, ["group-orders = '20:+1'", "mixed-domains"]),
         ({"severity-schedule": "gradual", "corruptions": "none"}, ["severity-schedule", "'none'", "constant"]),
         ({"group-orders": "4:+0,3:+1", "num-clients": 8}, ["group-orders", "for 7 clients", "num-clients = 8"]),
+        ({"fedctta.indicator": "features", "fedctta.metric": "kl"}, ["fedctta.metric = 'kl'", "euclid, cosine"]),
+        ({"fedctta.indicator": "features", "fedctta.metric": "ce"}, ["fedctta.metric = 'ce'", "euclid, cosine"]),
+        ({"fedctta.redraw": "each-round", "fedctta.images": "chosen"}, ["fedctta.redraw = 'each-round'", "never"]),
+        ({"fedctta.lagged": True, "fedctta.images": "original"}, ["fedctta.lagged = true", "'original'", "false"]),
         ({"dataset": "live"}, ["dataset = 'live'", "classes", "2 or more"]),
         ({"dataset": "live", "classes": 10}, ["dataset = 'live'", "rounds", "1 or more"]),
         ({"dataset": "live", "classes": 10, "rounds": 5, "stream": "a:b"}, ["stream = 'a:b'", "'live'"]),

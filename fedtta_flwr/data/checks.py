@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fedtta_flwr.data.datasets import DATASETS, NO_CLEAN
 from fedtta_flwr.data.orders import check_group_orders
 from fedtta_flwr.errors import ConfigError
 
@@ -20,6 +21,22 @@ def check_streams(config: "RunConfig") -> None:
     check_group_orders(config.group_orders, config.num_clients)
     _check_severities_and_mixture(config)
     _check_live(config)
+
+
+def require_clean_images(config: "RunConfig", setting: str) -> None:
+    """Refuse a setting that needs the data set's clean images where there are none.
+
+    Raises
+    ------
+    ConfigError
+        One line that begins with `setting`.
+    """
+    where = f"stream = {config.stream!r}" if config.stream else f"dataset = {config.dataset!r}"
+    if config.stream or config.dataset in NO_CLEAN:
+        raise ConfigError(
+            f"{setting}: {where} has no clean images; allowed with a data set that has: "
+            f"{', '.join(name for name in DATASETS if name not in NO_CLEAN)}"
+        )
 
 
 def _check_severities_and_mixture(config: "RunConfig") -> None:

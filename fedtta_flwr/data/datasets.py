@@ -22,6 +22,8 @@ DATASETS: dict[str, str] = {
     "live": "unlabelled images that arrive in a folder while the run goes on",
 }
 CLEAN = "none"
+#: those without clean images
+NO_CLEAN = ("cifar10-c", "cifar100-c", "live")
 #: those in which image-size counts, and those that can have more classes than the labels show
 RESIZED, OPEN_ENDED = ("folder", "live"), ("arrays", "live")
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, stack, to_arrays
@@ -50,7 +51,7 @@ class PersonalizedStrategy(Strategy):
     Attributes
     ----------
     descriptor : str
-        What clients are asked for beside their state: ``"noise-logits"`` or ``""``.
+        What clients are asked for beside their state: one of `fedtta_flwr.workbench.DESCRIPTORS`, or ``""``.
     descriptor_options : dict
         Sent along with the request.
     objectives : dict
@@ -112,6 +113,21 @@ class PersonalizedStrategy(Strategy):
 
     def load_memory(self, memory: Mapping[str, Tensor]) -> None:
         """Install what `memory` returned."""
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Learn how every client begins, before the run; a method that needs to know more of the network overrides it.
+
+        Parameters
+        ----------
+        adapter : Adapter
+            One as every client has it at the start.
+
+        Raises
+        ------
+        ConfigError
+            If the method cannot work with this network.
+        """
+        self.source = adapter.adapted_state()
 
     def required_descriptor(self, updates: Updates) -> Tensor:
         """Return the round's descriptors [N, *shape].
