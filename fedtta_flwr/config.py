@@ -24,6 +24,7 @@ from fedtta_flwr.options import (
     EATAOptions,
     EntropyOptions,
     FedCTTAOptions,
+    FedTSAOptions,
     LAMEOptions,
     MEMOOptions,
     NoOptions,
@@ -156,6 +157,7 @@ class RunConfig(BaseModel):
     roid: ROIDOptions = ROIDOptions()
     bbn: BBNOptions = BBNOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
+    fedtsa: FedTSAOptions = FedTSAOptions()
 
     @field_validator("strategy")
     @classmethod

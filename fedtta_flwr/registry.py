@@ -19,6 +19,10 @@ STRATEGIES: dict[str, tuple[str, str]] = {
         "fedtta_flwr.strategies.fedctta:FedCTTA",
         "mixtures of clients that answer alike on shared noise (IJCNN 2025)",
     ),
+    "fedtsa": (
+        "fedtta_flwr.strategies.fedtsa:FedTSA",
+        "attention over time and clients, trained on their features (KDD 2024)",
+    ),
 }
 ADAPTERS: dict[str, tuple[str, str]] = {
     "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),

@@ -14,7 +14,7 @@ from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
-from fedtta_flwr.descriptors import noise_images, noise_logits
+from fedtta_flwr.descriptors import feature_mean, noise_images, noise_logits
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import ADAPTERS, resolve
@@ -54,7 +54,7 @@ class Workbench:
             Objectives(self.adapter, terms_from(objectives))
 
     def describe(self, descriptor: str, options: dict[str, Any], x: Tensor) -> Tensor | None:
-        """Return the descriptor of the adapter's present model, or None if none is asked for."""
+        """Return the descriptor of the adapter's present model or of its last batch x, or None if none is asked for."""
         if not descriptor:
             return None
         if descriptor == "noise-logits":
@@ -63,7 +63,9 @@ class Workbench:
                 c, h, w = x.shape[1:]
                 self._noise[samples] = noise_images(self.config.seed, samples, (c, h, w)).to(self.device)
             return noise_logits(self.adapter.predict, self._noise[samples])
-        raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: noise-logits, or none")
+        if descriptor == "feature-mean":
+            return feature_mean(self.source, x)
+        raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: noise-logits, feature-mean, or none")
 
 
 _workbenches: dict[int, Workbench] = {}
