@@ -27,6 +27,7 @@ from fedtta_flwr.options import (
     FedAvgMOptions,
     FedCTTAOptions,
     FedProxOptions,
+    FedTSAOptions,
     LAMEOptions,
     LDAWAOptions,
     MEMOOptions,
@@ -185,6 +186,7 @@ class RunConfig(BaseModel):
     fedavgm: FedAvgMOptions = FedAvgMOptions()
     ldawa: LDAWAOptions = LDAWAOptions()
     pfedbbn: PFedBBNOptions = PFedBBNOptions()
+    fedtsa: FedTSAOptions = FedTSAOptions()
 
     @field_validator("strategy")
     @classmethod

@@ -324,5 +324,46 @@ class LDAWAOptions(Options):
     renormalise: bool = Field(False, description="whether a layer's shares sum to 1; false = as published, it shrinks")
 
 
+class FedTSAOptions(Options):
+    """FedTSA: attention over time and clients, trained every round on the clients' mean features.
+
+    The published code, unlike the paper: ``slots = 5``, ``learning-rate = 1e-4``, ``augmentation-weight = 0.1``.
+    """
+
+    slots: Annotated[int, Field(ge=1)] = Field(
+        10, description="T: the last rounds, this one included, that W is made from"
+    )
+    steps: Annotated[int, Field(ge=1)] = Field(100, description="of Adam on the attention, every round")
+    learning_rate: Positive = Field(1e-3, description="step size of Adam")
+    augmentation_weight: NotNegative = Field(
+        1.0, description="lambda: weight of the distance to what masked attention makes of the features"
+    )
+    variant: Literal["both", "s-sim", "ts-sim", "wo-time", "wo-aug"] = Field(
+        "both",
+        description="both: the method; wo-time: over clients alone; wo-aug: no masks; ts-sim: untrained; s-sim: "
+        "untrained and over clients alone",
+    )
+    masks: Literal["sampling", "bernoulli"] = Field(
+        "sampling", description="sampling: fixed shares of the cells, as the published code; bernoulli: as the paper"
+    )
+    mix_time: bool = Field(
+        False, description="whether BatchNorm statistics are first mixed over the client's own slots"
+    )
+    warm_start: bool = Field(False, description="whether training goes on from the last round's attention")
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        if self.mix_time and self.variant in ("s-sim", "wo-time"):
+            raise ConfigError(
+                f"fedtsa.mix-time = true: variant = {self.variant!r} has no attention over time; allowed: both, "
+                f"ts-sim, wo-aug"
+            )
+        if self.warm_start and self.variant in ("s-sim", "ts-sim"):
+            raise ConfigError(
+                f"fedtsa.warm-start = true: variant = {self.variant!r} is not trained; allowed: both, wo-time, wo-aug"
+            )
+        return self
+
+
 class NoOptions(Options):
     """A method without hyper-parameters."""

@@ -249,6 +249,16 @@ METHODS |= {
         "lagged": (FLAG, True),
     },
     "pfedbbn": {"tau": (TEMPERATURE, "median")},
+    "fedtsa": {
+        "slots": (COUNT, 5),
+        "steps": (COUNT, 1),
+        "learning-rate": (POSITIVE, 1e-4),
+        "augmentation-weight": (NOT_NEGATIVE, 0.1),
+        "variant": (words("both", "s-sim", "ts-sim", "wo-time", "wo-aug"), "wo-aug"),
+        "masks": (words("sampling", "bernoulli"), "bernoulli"),
+        "mix-time": (FLAG, True),
+        "warm-start": (FLAG, True),
+    },
 }
 for method, rows in METHODS.items():
     WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}
@@ -378,6 +388,10 @@ def test_less_than_one_group_is_refused() -> None:
             {"dataset": "live", "classes": 10, "rounds": 5, "live-wait": 2.0, "round-timeout": 1.0},
             ["live-wait = 2", "round-timeout = 1"],
         ),
+        ({"fedtsa.mix-time": True, "fedtsa.variant": "wo-time"}, ["fedtsa.mix-time", "'wo-time'", "both, ts-sim"]),
+        ({"fedtsa.mix-time": True, "fedtsa.variant": "s-sim"}, ["fedtsa.mix-time", "'s-sim'", "wo-aug"]),
+        ({"fedtsa.warm-start": True, "fedtsa.variant": "ts-sim"}, ["fedtsa.warm-start", "'ts-sim'", "wo-time"]),
+        ({"fedtsa.warm-start": True, "fedtsa.variant": "s-sim"}, ["fedtsa.warm-start", "'s-sim'", "both"]),
     ],
 )
 def test_a_combination_that_cannot_be_is_refused(flat: dict[str, Any], words: list[str]) -> None:

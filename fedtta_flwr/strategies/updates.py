@@ -148,9 +148,9 @@ def mix(weights: Tensor, state: Mapping[str, Tensor], *, moments: bool = False) 
     Parameters
     ----------
     weights : Tensor
-        W, row-stochastic, [N, N].
+        W, row-stochastic, [N, M].
     state : mapping of str to Tensor
-        Each [N, *shape].
+        Each [M, *shape]; M = N but where a client has several states.
     moments : bool
         Whether variances are those of the mixture of the clients' data,
         :math:`\sum_j W_{ij} (v_j + (m_j - m_i)^2)` with the mixed mean :math:`m_i` (law of total variance). False:
@@ -159,7 +159,7 @@ def mix(weights: Tensor, state: Mapping[str, Tensor], *, moments: bool = False) 
     Returns
     -------
     dict of Tensor
-        The same names, shapes and dtypes.
+        The same names and dtypes, each [N, *shape].
     """
     mixed = {name: _product(weights, t) for name, t in state.items()}
     for name in filter(is_variance, mixed if moments else ()):
@@ -172,7 +172,7 @@ def mix(weights: Tensor, state: Mapping[str, Tensor], *, moments: bool = False) 
 
 
 def _product(weights: Tensor, t: Tensor) -> Tensor:
-    return (weights.to(t.dtype) @ _rows(t)).reshape(t.shape)
+    return (weights.to(t.dtype) @ _rows(t)).reshape(len(weights), *t.shape[1:])
 
 
 def _rows(t: Tensor) -> Tensor:

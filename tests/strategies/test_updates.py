@@ -140,6 +140,17 @@ def test_mixing_leaves_its_input_alone() -> None:
     assert torch.equal(theta, before)
 
 
+@pytest.mark.parametrize("moments", [False, True])
+def test_there_may_be_more_states_than_mixtures(moments: bool) -> None:
+    """As where clients have several each: two rows of what a square matrix gives to five."""
+    generator = torch.Generator().manual_seed(4)
+    state = {name: torch.rand((5, 2, 3), generator=generator) for name in ("bn.running_mean", "bn.running_var", "w")}
+    weights = random_weights(5, 0)
+    whole, part = (mix(w, state, moments=moments) for w in (weights, weights[[3, 1]]))
+    for name, t in part.items():
+        torch.testing.assert_close(t, whole[name][[3, 1]])
+
+
 def test_variances_stay_between_the_least_and_the_largest() -> None:
     var = torch.rand(6, 20, generator=torch.Generator().manual_seed(2))
     mixed = mix(random_weights(6, 3), {"running_var": var})["running_var"]
