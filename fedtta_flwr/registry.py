@@ -28,6 +28,7 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "pfedbbn": (
         "fedtta_flwr.strategies.pfedbbn:PFedBBN",
         "mixtures of clients with similar BatchNorm statistics (arXiv 2511.18066)",
+    ),
     "fedtsa": (
         "fedtta_flwr.strategies.fedtsa:FedTSA",
         "attention over time and clients, trained on their features (KDD 2024)",
