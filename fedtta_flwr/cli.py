@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def list_(
     ] = None,
 ) -> None:
     """Show what a run config can name."""
-    from fedtta_flwr.launch import catalogue
+    from fedtta_flwr.launch import catalogue, describe_adapter
 
     entries = catalogue()
     if what is not None and what not in entries:
@@ -72,8 +73,18 @@ def list_(
         width = max(len(name) for name, _ in entries[kind])
         for name, text in entries[kind]:
             typer.echo(f"  {name:<{width}}  {text}".rstrip())
+            if what == "adapters":
+                _echo_facts(describe_adapter(name))
     if not what:
-        typer.echo("`fedtta list keys` explains every key of the run config")
+        typer.echo("`fedtta list adapters` tells more of each; `fedtta list keys` explains every key of the run config")
+
+
+def _echo_facts(facts: dict[str, str]) -> None:
+    for title, text in facts.items():
+        # A pair `key = value` stays on one line.
+        lines = textwrap.wrap(text.replace(" = ", "\0=\0"), 84, break_on_hyphens=False, break_long_words=False)
+        for head, line in zip((title, *[""] * len(lines)), lines, strict=False):
+            typer.echo(f"      {head:<10}{line}".replace("\0", " "))
 
 
 @source.command("train")

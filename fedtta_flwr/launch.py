@@ -36,7 +36,7 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
 
     return {
         "strategies": [(name, text) for name, (_, text) in STRATEGIES.items()],
-        "adapters": [(name, text) for name, (_, text) in ADAPTERS.items()],
+        "adapters": [(name, method.text) for name, method in ADAPTERS.items()],
         "datasets": list(DATASETS.items()),
         "corruptions": [
             ("none", "clean images"),
@@ -46,6 +46,19 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
         "models": [*MODELS.items(), ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard")],
         "configs": [(str(path), _headline(path)) for path in sorted((app_root() / "configs").glob("*.toml"))],
         "keys": [(key, f"{text} [{json.dumps(default)}]") for key, default, text in describe_keys()],
+    }
+
+
+def describe_adapter(name: str) -> dict[str, str]:
+    """Return what is to be known of an adapter: title -> text; the options as a run config would name them."""
+    method, options = ADAPTERS[name], RunConfig().options(name).model_dump(by_alias=True)
+    return {
+        "paper": method.paper,
+        "updates": method.updates,
+        "uploads": method.uploads,
+        "keeps": method.keeps,
+        "predicts": method.predicts,
+        "options": ", ".join(f"{name}.{key} = {json.dumps(default)}" for key, default in options.items()) or "none",
     }
 
 

@@ -7,7 +7,8 @@ operator's consent: the environment variable ``FEDTTA_PLUGINS`` lists the packag
 
 import importlib
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from fedtta_flwr.errors import ConfigError
 
@@ -34,36 +35,168 @@ STRATEGIES: dict[str, tuple[str, str]] = {
         "attention over time and clients, trained on their features (KDD 2024)",
     ),
 }
-ADAPTERS: dict[str, tuple[str, str]] = {
-    "source": ("fedtta_flwr.adaptation.source:Source", "no adaptation"),
-    "bn-stats": (
+
+
+class Method(NamedTuple):
+    """An adapter's class, and what is to be known of it before it is chosen.
+
+    Attributes
+    ----------
+    target, text : str
+        As of a strategy.
+    paper : str
+        Where it was published.
+    updates : str
+        Which tensors it changes.
+    keeps : str
+        What stays at home from one batch to the next.
+    predicts : str
+        When its own prediction is made, the score ``tta``.
+    uploads : str
+        What travels, at the default options.
+    """
+
+    target: str
+    text: str
+    paper: str
+    updates: str
+    keeps: str
+    predicts: str
+    uploads: str = "what it updates"
+
+
+_AFFINE = "affine parameters of the normalisation layers"
+_STATISTICS = "BatchNorm statistics"
+ADAPTERS: dict[str, Method] = {
+    "source": Method(
+        "fedtta_flwr.adaptation.source:Source",
+        "no adaptation",
+        paper="none",
+        updates="nothing",
+        uploads="nothing",
+        keeps="nothing",
+        predicts="as the source model",
+    ),
+    "bn-stats": Method(
         "fedtta_flwr.adaptation.bn_stats:BNStats",
         "TTA-bn: BatchNorm statistics replaced by the batch's",
+        paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025); with a share of the source's: alpha-BN (arXiv 2110.04065), "
+        "NORM (arXiv 2006.16971)",
+        updates=_STATISTICS,
+        keeps="nothing",
+        predicts="with the batch's statistics",
     ),
-    "entropy": (
+    "entropy": Method(
         "fedtta_flwr.adaptation.entropy:Entropy",
         "TTA-grad: one SGD step on the prediction entropy over all parameters",
+        paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025)",
+        updates=f"all parameters, {_STATISTICS}",
+        keeps="nothing; moments, with optimizer = adam",
+        predicts="before the step",
     ),
-    "dua": ("fedtta_flwr.adaptation.dua:DUA", "running statistics with a decaying momentum (CVPR 2022)"),
-    "tent": ("fedtta_flwr.adaptation.tent:Tent", "entropy minimisation on the affine parameters (ICLR 2021)"),
-    "eata": ("fedtta_flwr.adaptation.eata:EATA", "Tent on reliable, not redundant samples (ICML 2022)"),
-    "sar": ("fedtta_flwr.adaptation.sar:SAR", "sharpness-aware Tent on reliable samples (ICLR 2023)"),
-    "shot": ("fedtta_flwr.adaptation.shot:SHOT", "information maximisation under a fixed classifier (ICML 2020)"),
-    "note": ("fedtta_flwr.adaptation.note:NOTE", "instance-aware BN, prediction-balanced memory (NeurIPS 2022)"),
-    "memo": ("fedtta_flwr.adaptation.memo:MEMO", "one step per image over its augmented views (NeurIPS 2022)"),
-    "lame": ("fedtta_flwr.adaptation.lame:LAME", "predictions smoothed over neighbours (CVPR 2022)"),
-    "cotta": ("fedtta_flwr.adaptation.cotta:CoTTA", "slow teacher, averaged views, restoration (CVPR 2022)"),
-    "rotta": ("fedtta_flwr.adaptation.rotta:RoTTA", "robust BN and a balanced memory (CVPR 2023)"),
-    "roid": ("fedtta_flwr.adaptation.roid:ROID", "weighted likelihood ratio, weight ensembling (WACV 2024)"),
-    "bbn": (
+    "dua": Method(
+        "fedtta_flwr.adaptation.dua:DUA",
+        "running statistics with a decaying momentum (CVPR 2022)",
+        paper="Mirza et al., CVPR 2022, arXiv 2112.00463",
+        updates=_STATISTICS,
+        keeps="momentum",
+        predicts="with the running statistics",
+    ),
+    "tent": Method(
+        "fedtta_flwr.adaptation.tent:Tent",
+        "entropy minimisation on the affine parameters (ICLR 2021)",
+        paper="Wang et al., ICLR 2021, arXiv 2006.10726",
+        updates=_AFFINE,
+        keeps="moments",
+        predicts="before the step",
+    ),
+    "eata": Method(
+        "fedtta_flwr.adaptation.eata:EATA",
+        "Tent on reliable, not redundant samples (ICML 2022)",
+        paper="Niu et al., ICML 2022, arXiv 2204.02610; ETA at the default fisher-weight",
+        updates=_AFFINE,
+        keeps="moments, mean prediction, Fisher information",
+        predicts="before the step",
+    ),
+    "sar": Method(
+        "fedtta_flwr.adaptation.sar:SAR",
+        "sharpness-aware Tent on reliable samples (ICLR 2023)",
+        paper="Niu et al., ICLR 2023, arXiv 2302.12400",
+        updates=f"{_AFFINE}, without the last block",
+        keeps="momentum, mean entropy",
+        predicts="before the step",
+    ),
+    "shot": Method(
+        "fedtta_flwr.adaptation.shot:SHOT",
+        "information maximisation under a fixed classifier (ICML 2020)",
+        paper="Liang et al., ICML 2020, arXiv 2002.08546; SHOT-IM, online",
+        updates="all parameters but the classifier's",
+        keeps="momentum",
+        predicts="after the step",
+    ),
+    "note": Method(
+        "fedtta_flwr.adaptation.note:NOTE",
+        "instance-aware BN, prediction-balanced memory (NeurIPS 2022)",
+        paper="Gong et al., NeurIPS 2022, arXiv 2208.05117",
+        updates=f"affine parameters, {_STATISTICS}",
+        keeps="moments, memory of images",
+        predicts="with the running statistics",
+    ),
+    "memo": Method(
+        "fedtta_flwr.adaptation.memo:MEMO",
+        "one step per image over its augmented views (NeurIPS 2022)",
+        paper="Zhang et al., NeurIPS 2022, arXiv 2110.09506",
+        updates="all parameters, for one image at a time",
+        uploads="nothing",
+        keeps="nothing",
+        predicts="after the step",
+    ),
+    "lame": Method(
+        "fedtta_flwr.adaptation.lame:LAME",
+        "predictions smoothed over neighbours (CVPR 2022)",
+        paper="Boudiaf et al., CVPR 2022, arXiv 2201.05718",
+        updates="nothing",
+        uploads="nothing",
+        keeps="nothing",
+        predicts="smoothed over the batch",
+    ),
+    "cotta": Method(
+        "fedtta_flwr.adaptation.cotta:CoTTA",
+        "slow teacher, averaged views, restoration (CVPR 2022)",
+        paper="Wang et al., CVPR 2022, arXiv 2203.13591",
+        updates="all parameters, of student and teacher",
+        keeps="moments",
+        predicts="by the teacher, before the step",
+    ),
+    "rotta": Method(
+        "fedtta_flwr.adaptation.rotta:RoTTA",
+        "robust BN and a balanced memory (CVPR 2023)",
+        paper="Yuan et al., CVPR 2023, arXiv 2303.13899",
+        updates=f"affine parameters, {_STATISTICS}, of student and teacher",
+        keeps="moments, memory of images",
+        predicts="by the teacher, before the step",
+    ),
+    "roid": Method(
+        "fedtta_flwr.adaptation.roid:ROID",
+        "weighted likelihood ratio, weight ensembling (WACV 2024)",
+        paper="Marsden et al., WACV 2024, arXiv 2306.00650",
+        updates=_AFFINE,
+        keeps="moments, mean prediction",
+        predicts="corrected by the class prior, before the step",
+    ),
+    "bbn": Method(
         "fedtta_flwr.adaptation.bbn:BBN",
         "balanced BN, filtered distillation: pFedBBN's client, TRIBE (AAAI 2024)",
+        paper="pFedBBN, arXiv 2511.18066; TRIBE, AAAI 2024, arXiv 2309.14949",
+        updates=f"affine parameters, {_STATISTICS} of every class, of student and teacher",
+        keeps="moments, the source's statistics",
+        predicts="by the teacher, before the step",
     ),
 }
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 
 
-def check_name(kind: str, name: str, known: dict[str, tuple[str, str]]) -> str:
+def check_name(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> str:
     """Return `name` if it may be used.
 
     Raises
@@ -89,7 +222,7 @@ def check_name(kind: str, name: str, known: dict[str, tuple[str, str]]) -> str:
     return name
 
 
-def resolve(kind: str, name: str, known: dict[str, tuple[str, str]]) -> Any:
+def resolve(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> Any:
     """Import and return the class behind a checked name.
 
     Raises

@@ -1,10 +1,14 @@
 """The `fedtta` command, in this process; tests/e2e starts it for real."""
 
+import subprocess
+import sys
+
 import pytest
 
 from fedtta_flwr import cli, launch
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.registry import ADAPTERS
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -22,6 +26,37 @@ def test_list_shows_every_kind_and_every_key(monkeypatch, capsys):
     assert call(monkeypatch, "list", "keys") == 0
     shown = capsys.readouterr().out
     assert all(f"  {key} " in shown for key in RunConfig().to_flat())
+
+
+def test_list_adapters_tells_what_each_changes_sends_and_is_set_to(monkeypatch, capsys):
+    assert call(monkeypatch, "list", "adapters") == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    listed = dict(zip(ADAPTERS, shown.split("      paper ")[1:], strict=True))
+    for name, method in ADAPTERS.items():
+        text = " ".join(listed[name].split())
+        assert text.startswith(method.paper)
+        assert f"updates {method.updates} uploads {method.uploads} keeps {method.keeps} predicts" in text
+    defaults = RunConfig().to_flat()
+    for key, value in defaults.items():
+        if key.partition(".")[0] in ADAPTERS:
+            spelled = f'"{value}"' if isinstance(value, str) else str(value).lower()
+            assert f"{key} = {spelled}" in shown  # on one line
+    assert call(monkeypatch, "list") == 0
+    assert "arXiv" not in capsys.readouterr().out  # the short list stays short
+
+
+def test_listing_adapters_imports_nothing_heavy():
+    code = "import sys; sys.argv = ['fedtta', 'list', 'adapters']\nfrom fedtta_flwr import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print({'torch', 'flwr', 'scipy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_documented_table_is_the_listed_one():
+    table = (launch.app_root() / "docs" / "adapters.md").read_text()
+    for name, m in ADAPTERS.items():
+        assert f"| `{name}` | {m.paper} | {m.updates} | {m.uploads} | {m.keeps} | {m.predicts} |" in table
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def refused(name: str, use: object = resolve) -> str:
 @pytest.mark.parametrize(
     ("known", "base"), [(STRATEGIES, PersonalizedStrategy), (ADAPTERS, Adapter)], ids=["strategies", "adapters"]
 )
-def test_every_name_is_a_class_of_its_kind(known: dict[str, tuple[str, str]], base: type) -> None:
-    for name, (_, text) in known.items():
+def test_every_name_is_a_class_of_its_kind(known: dict[str, tuple[str, ...]], base: type) -> None:
+    for name, (_, text, *_) in known.items():
         found = resolve("x", name, known)
         assert issubclass(found, base)
         assert not getattr(found, "__abstractmethods__", ())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import Adapter, State, statistics
+from fedtta_flwr.adaptation.base import Adapter, State, batch_norms, statistics
 from fedtta_flwr.adaptation.norms import batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import EntropyOptions
@@ -26,7 +26,8 @@ class Entropy(Adapter):
     does. Dropout stays off.
 
     All parameters and the running statistics travel. Adam's moments stay at home, and stay what they are when the
-    parameters under them are replaced by a mixture, as in the published code.
+    parameters under them are replaced by a mixture, as in the published code. So do the counters of layers without a
+    momentum, whose statistics are plain means over all batches: they say what the next batch weighs.
 
     Parameters
     ----------
@@ -43,6 +44,12 @@ class Entropy(Adapter):
             list(self.model.parameters()), options.optimizer, learning_rate=options.learning_rate
         )
         self.keep(self.optimizer.state)
+        counters = {
+            f"{name}.num_batches_tracked": layer.num_batches_tracked
+            for name, layer in batch_norms(self.model).items()
+            if layer.momentum is None and layer.num_batches_tracked is not None
+        }
+        self.keep(counters)
 
     def select(self) -> State:
         """Return all parameters and the statistics of all BatchNorm layers."""

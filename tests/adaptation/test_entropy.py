@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.entropy import Entropy, entropy
 from fedtta_flwr.options import EntropyOptions
+from fedtta_flwr.records import from_arrays, to_arrays
 
 RATE = 0.05
 
@@ -113,6 +114,47 @@ def test_one_value_per_channel_uses_and_keeps_the_running_statistics(tiny, image
         expected = tiny().eval()(x)
     torch.testing.assert_close(adapter.adapt(x), expected, rtol=1e-6, atol=1e-7)
     assert all(torch.equal(t, adapter.adapted_state()[name]) for name, t in before.items())
+
+
+def without_momentum(model: nn.Module, counted: int = 0) -> nn.Module:
+    model.bn1.momentum = None  # its statistics are plain means over all batches; bn2 keeps its tenth
+    model.bn1.num_batches_tracked.fill_(counted)
+    return model
+
+
+@pytest.mark.parametrize("counted", [0, 3])
+def test_without_momentum_statistics_are_means_over_all_batches(tiny, images, counted: int) -> None:
+    adapter = adapter_of(without_momentum(tiny(torch.float64), counted), rate=1e-30)
+    source = tiny(torch.float64)
+    means = [source.bn1.running_mean.tolist()] * counted  # what was counted before is as good as so many equal batches
+    for seed in range(4):
+        x = images(5, seed=seed, dtype=torch.float64)
+        adapter.adapt(x)
+        means.append(source.conv1(x).mean(dim=(0, 2, 3)).tolist())
+        expected = [sum(channel) / len(means) for channel in zip(*means, strict=True)]
+        found = adapter.adapted_state()["bn1.running_mean"]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    assert set(adapter.local_state()) == {"bn1.num_batches_tracked"}
+
+
+def test_without_momentum_the_counter_stays_at_home(tiny, images) -> None:
+    """As a client's visits do: saved in mid-stream, into an adapter that served another client before."""
+    adapter, other = (adapter_of(without_momentum(tiny(), counted=2)) for _ in range(2))
+    initial = {name: t.clone() for name, t in adapter.adapted_state().items()}
+    for seed in range(5):
+        other.adapt(images(3, seed=10 + seed))
+    for seed in range(6):
+        if seed in (0, 2, 5):
+            saved = from_arrays(to_arrays(adapter.local_state())) if seed else {}
+            other.load_adapted_state(from_arrays(to_arrays(adapter.adapted_state())))
+            other.load_local_state(saved)
+        adapter.adapt(images(4, seed=seed) * (float("nan") if seed == 3 else 1.0))  # undone, and not counted
+        other.adapt(images(4, seed=seed) * (float("nan") if seed == 3 else 1.0))
+        for name, t in adapter.adapted_state().items():
+            assert torch.equal(t, other.adapted_state()[name]), name
+    assert int(adapter.local_state()["bn1.num_batches_tracked"]) == 2 + 5
+    other.reset(initial)
+    assert int(other.local_state()["bn1.num_batches_tracked"]) == 2
 
 
 def test_a_batch_of_one(tiny, images) -> None:
