@@ -28,7 +28,7 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "ldawa": ("fedtta_flwr.strategies.ldawa:LDAWA", "fedavg, layers weighted by their angle to it (ICCV 2023)"),
     "pfedbbn": (
         "fedtta_flwr.strategies.pfedbbn:PFedBBN",
-        "mixtures of clients with similar BatchNorm statistics (arXiv 2511.18066)",
+        "mixtures of clients with similar BatchNorm statistics (2025)",
     ),
     "fedtsa": (
         "fedtta_flwr.strategies.fedtsa:FedTSA",
