@@ -4,7 +4,8 @@
 message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
-reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model
+reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model;
+                              names hosted that are not of this run
 train.visit    ``visit``      round, slots to go through, client names, descriptor wanted and its options;
                               who of them has a personal state in this message
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture

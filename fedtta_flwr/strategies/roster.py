@@ -3,14 +3,25 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of
 from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT
+
+#: Flower's errors for a node that was lost on the way; while there is time it may come back
+GONE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 
 
 @dataclass
@@ -27,12 +38,15 @@ class Roster:
         Number of classes K.
     model : str
         Fingerprint of the source model.
+    others : set of str
+        Clients that nodes host but that are not of this run.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     classes: int = 0
     model: str = ""
+    others: set[str] = field(default_factory=set)
 
     def nodes(self) -> dict[int, list[str]]:
         """Return the clients, sorted, of each node, in the order of their first client."""
@@ -51,7 +65,7 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
         A node cannot serve the run, runs other code or another config than the server, hosts a client that another
         node hosts too, or clients are still missing after ``join-timeout`` seconds.
     """
-    roster, asked, waiting = Roster(), set[int](), set[str]()
+    roster, asked, waiting = Roster(), set[int](), dict[str, int]()
     expected = config.client_names()
     deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
     while True:
@@ -60,11 +74,16 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
         asked.update(new)
         if new:
             messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
-            waiting.update(message_id for message_id in grid.push_messages(messages) if message_id)
+            sent = zip(grid.push_messages(messages), new, strict=True)
+            waiting.update({message_id: node_id for message_id, node_id in sent if message_id})
         replies = list(grid.pull_messages(sorted(waiting))) if waiting else []
         for reply in replies:
-            waiting.discard(reply.metadata.reply_to_message_id)
-            _enter(roster, reply, config)
+            node_id = waiting.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error() and reply.error.code in GONE:
+                log(WARNING, "node %d did not answer (%s); it is asked again", node_id, error_of(reply))
+                asked.discard(node_id)
+            else:
+                _enter(roster, reply, config)
         missing = [client for client in expected if client not in roster.node_of]
         if not missing:
             return roster
@@ -73,6 +92,7 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
                 f"({len(asked)} nodes asked, {len(waiting)} of them silent): {_few(missing)}; start them, or set "
                 f"num-clients or join-timeout"
+                + (f"; present, but not of this run: {_few(sorted(roster.others))}" if roster.others else "")
             )
         wait = FIRST_WAIT if replies else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
@@ -83,6 +103,13 @@ def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
         raise FederationError(error)
     hello = reply.content.config_records["hello"]
     node = reply.metadata.src_node_id
+    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
+    others: Sequence[str] = hello["others"]  # type: ignore[assignment]
+    if others:
+        log(WARNING, "node %d hosts %s, not of this run", node, _few(others))
+        roster.others.update(others)
+    if not clients:
+        return
     if hello["code"] != code_fingerprint():
         raise FederationError(
             f"node {node} runs other code than the server (fedtta_flwr {hello['code']!s}, expected "
@@ -100,7 +127,6 @@ def _enter(roster: Roster, reply: Message, config: RunConfig) -> None:
             f"node {node} has another source model than the others ({hello['model']!s}, expected {roster.model}): "
             f"give every node the same checkpoint"
         )
-    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
     slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]
     for client, length in zip(clients, slots, strict=True):
         if client in roster.node_of:
