@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr import cli_data
+from fedtta_flwr import cli_data, cli_deploy
 from fedtta_flwr.errors import ConfigError, FedTTAError
 
 app = typer.Typer(
@@ -20,11 +20,14 @@ app = typer.Typer(
 source = typer.Typer(help="Source models.", no_args_is_help=True)
 app.add_typer(source, name="source")
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_deploy.app)
 
 
 @app.command()
 def run(
-    engine: Annotated[str, typer.Option(help="local: in this process; flower: `flwr run` (Ray simulation)")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local: in this process; flower: Ray simulation; deployment: the devices of --control")
+    ] = "local",
     run_config: Annotated[
         list[str] | None,
         typer.Option(help="a .toml file, or 'key=value ...' (TOML values); repeatable, the last one counts"),
@@ -35,17 +38,23 @@ def run(
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="nodes that the clients are spread over")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="engine flower: Ray workers")] = 1,
+    control: cli_deploy.Control = cli_deploy.LOCAL_CONTROL,
+    ca: cli_deploy.CaFile = None,
+    insecure: cli_deploy.Insecure = False,
 ) -> None:
     """Run a federation to the end of its streams."""
-    from fedtta_flwr.launch import run_flower, run_local
+    from fedtta_flwr.launch import run_deployment, run_flower, run_local
     from fedtta_flwr.run_config import read_overrides, resumed
 
-    if engine not in ("local", "flower"):
-        raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower")
+    if engine not in ("local", "flower", "deployment"):
+        raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
     if output is not None:
         overrides["output-dir"] = str(output.expanduser().absolute())
+    if engine == "deployment":
+        run_deployment(overrides, *cli_deploy.control_address(control, ca, insecure))
+        return
     for key in ("checkpoint", "data-dir", "state-dir"):  # relative to this folder, in whichever the engine works
         if isinstance(overrides.get(key), str) and overrides[key]:
             overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())

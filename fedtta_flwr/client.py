@@ -38,16 +38,20 @@ NOTHING_LATE = -1
 def hello(message: Message, context: Context) -> Message:
     """Answer who is hosted here, how long their streams are, and which code answers."""
     try:
-        bench = workbench(context)
-        names = hosted_clients(bench.config, context)
+        config = RunConfig.from_flat(context.run_config)
+        names = hosted_clients(config, context)
+        others = sorted(set(_own_names(context)) - set(names))
+        # A device that this run does not need may lack its data or its source model.
+        bench = workbench(context) if names else None
         record = ConfigRecord(
             {
                 "clients": list(names),
-                "slots": [len(bench.stream(name)) for name in names],
-                "classes": bench.test_set.classes,
-                "model": bench.fingerprint,
+                "others": others,
+                "slots": [len(bench.stream(name)) for name in names] if bench else [],
+                "classes": bench.test_set.classes if bench else 0,
+                "model": bench.fingerprint if bench else "",
                 "code": code_fingerprint(),
-                "config": bench.config.fingerprint(),
+                "config": config.fingerprint(),
             }
         )
     except FedTTAError as error:
@@ -73,23 +77,22 @@ def visit(message: Message, context: Context) -> Message:
 def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:
     """Return the names of the clients that a node hosts.
 
-    A deployed node names them itself (node-config ``clients = "client-03,client-07"``); of the P nodes of a
-    simulation, node p hosts every client k with k mod P = p.
+    A deployed node names them itself (node-config ``clients = "client-03,client-07"``), and hosts those of them that
+    are of this run; of the P nodes of a simulation, node p hosts every client k with k mod P = p.
 
     Raises
     ------
     ConfigError
-        If the node config names neither, or an unknown client.
+        If the node config names nobody, or somebody twice.
     """
     names = config.client_names()
-    own = context.node_config.get("clients")
-    if own is not None:
-        hosted = tuple(part.strip() for part in str(own).split(",") if part.strip())
-        unknown = [name for name in hosted if name not in names]
-        if unknown or not hosted or len(set(hosted)) < len(hosted):
-            fault = f"{unknown[0]} is not of this run" if unknown else "each client stands there once, at least one"
-            raise ConfigError(f"node-config clients = {own!r}: {fault}; allowed: {names[0]} to {names[-1]}")
-        return tuple(sorted(hosted))
+    if "clients" in context.node_config:
+        own = _own_names(context)
+        if not own or len(set(own)) < len(own):
+            raise ConfigError(
+                f"node-config clients = {context.node_config['clients']!r}: allowed: one or more names, each once"
+            )
+        return tuple(sorted(set(own) & set(names)))
     try:
         part, parts = (
             int(context.node_config["partition-id"]),
@@ -100,6 +103,10 @@ def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:
             f'node-config: {missing} is absent; give clients = "NAME,...", or partition-id and num-partitions'
         ) from None
     return names[part::parts]
+
+
+def _own_names(context: Context) -> list[str]:
+    return [part.strip() for part in str(context.node_config.get("clients", "")).split(",") if part.strip()]
 
 
 @dataclass

@@ -6,6 +6,7 @@ there); a test keeps both equal. Flower hands the config over flat (``fedctta.te
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -47,6 +48,8 @@ from fedtta_flwr.options import (
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
+#: also the name of a folder, and of a file
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Scalar = str | int | float | bool
 #: keys that only say where and how often something is written
 WHERE = ("output-dir", "state-dir", "checkpoint-every", "resume")
@@ -77,6 +80,9 @@ class RunConfig(BaseModel):
         False, description="leave the model's input normalisation out, as the published CIFAR-100 rows did"
     )
     num_clients: Annotated[int, Field(ge=1, le=100_000)] = Field(20, description="clients")
+    clients: str = Field(
+        "", description="their own names, separated by commas, num-clients of them; empty = client-00, client-01, ..."
+    )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(10, description="samples per slot")
     severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of every corruption")
     corruptions: str = Field(
@@ -210,6 +216,17 @@ class RunConfig(BaseModel):
     def _corruptions(cls, value: str) -> str:
         return _checked_list("corruptions", value, ("none", *CORRUPTIONS, *EXTRA_CORRUPTIONS))
 
+    @field_validator("clients")
+    @classmethod
+    def _clients(cls, value: str) -> str:
+        names = [part.strip() for part in value.split(",") if part.strip()]
+        for i, name in enumerate(names):
+            if not CLIENT_NAME.fullmatch(name):
+                raise ConfigError(f"clients: {name!r}: allowed: letters, digits, '.', '_' and '-', at most 64 of them")
+            if name in names[:i]:
+                raise ConfigError(f"clients: {name!r} stands there twice; name each once")
+        return ",".join(names)
+
     @field_validator("group_orders")
     @classmethod
     def _group_orders(cls, value: str) -> str:
@@ -231,6 +248,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
+        if self.clients and len(self.clients.split(",")) != self.num_clients:
+            raise ConfigError(
+                f"clients = {self.clients!r}: {len(self.clients.split(','))} of them, but num-clients = "
+                f"{self.num_clients}; allowed: as many names"
+            )
         groups = self.spatial_heterogeneity * self.num_clients
         counts = not (self.group_orders or self.stream or self.dataset == "live")
         if counts and groups < 0.5:
@@ -301,6 +323,8 @@ class RunConfig(BaseModel):
 
     def client_names(self) -> tuple[str, ...]:
         """Return the clients' names; their sorted order is the order of the streams."""
+        if self.clients:
+            return tuple(sorted(self.clients.split(",")))
         width = max(2, len(str(self.num_clients - 1)))
         return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
 

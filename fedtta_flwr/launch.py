@@ -1,4 +1,4 @@
-"""Starting a run: in this process, or through ``flwr run`` on a SuperLink of its own."""
+"""Starting a run: in this process, through ``flwr run`` on a SuperLink of its own, or on one that devices joined."""
 
 import importlib.util
 import json
@@ -14,18 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
+from fedtta_flwr.control import START_SECONDS, await_start, connect, follow, start_run
 from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES
-
-START_SECONDS = 60.0
-QUIET = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-}
 
 
 def catalogue() -> dict[str, list[tuple[str, str]]]:
@@ -106,37 +99,42 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
 
     check_inputs(config)
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as env:
-        arguments = ["run", str(root), "own", "--format", "json", "--federation-config"]
-        arguments.append(f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}")
-        if overrides:
-            arguments += ["--run-config", _pairs(overrides)]
-        started = _flwr(env, *arguments)
-        if not started.get("success"):
-            raise FederationError(f"flwr run: {started.get('error-message', started)}")
-        run_id = str(started["run-id"])
-        subprocess.run([*_FLWR, "log", run_id, "own", "--stream"], env=env, check=False)
-        status, details = _wait_for_end(env, run_id)
-        if status != "finished:completed":
-            raise FederationError(f"run {run_id} ended as {status}: {details}")
+        resources = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"
+        follow(env, start_run(env, root, overrides, "--federation-config", resources))
 
 
-_FLWR = [
-    sys.executable,
-    "-c",
-    "import sys; from flwr.cli.app import app; sys.argv[0] = 'flwr'; app()",
-]
+def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | None) -> None:
+    """Run a federation on the devices that have joined a SuperLink (``fedtta serve``), and wait for its end.
+
+    Raises
+    ------
+    ConfigError
+        Before anything is started, if the config is not usable.
+    FederationError
+        If the SuperLink cannot be reached, or the run does not complete.
+    """
+    root = app_root()
+    RunConfig.from_flat(overrides)
+    for key in ("checkpoint", "data-dir"):
+        if (path := str(overrides.get(key) or "")) and not Path(path).expanduser().is_absolute():
+            raise ConfigError(f"{key} = {path!r}: names a place on the server and on every device; allowed: absolute")
+    with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
+        env = connect(Path(home), control, ca)
+        run_id = start_run(env, root, overrides)
+        try:
+            await_start(env, run_id)
+            follow(env, run_id)
+        except (KeyboardInterrupt, SystemExit):
+            # It may have run for days: whoever only stops watching must not end it.
+            print(f"run {run_id} goes on; `flwr log {run_id}` shows it, `flwr stop {run_id}` ends it", file=sys.stderr)
+            raise
 
 
 @contextmanager
 def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode and give the environment in which ``flwr`` finds it as ``own``."""
-    port = _free_port()
-    env = os.environ | QUIET | {"FLWR_HOME": str(home)}
-    # The SuperLink starts its helpers by name: they must be those of this Python.
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
+    port = free_port()
+    env = connect(home, f"127.0.0.1:{port}", None)
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / "superlink.log").open("wb") as output:
@@ -169,37 +167,8 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
     raise FederationError(f"the SuperLink did not start on port {port}: {' / '.join(lines) or 'no output'}")
 
 
-def _wait_for_end(env: Mapping[str, str], run_id: str) -> tuple[str, str]:
-    while True:
-        runs = _flwr(env, "list", "own", "--run-id", run_id, "--format", "json").get("runs", [])
-        status = str(runs[0]["status"]) if runs else "unknown"
-        if not runs or status.startswith("finished"):
-            return status, str(runs[0].get("status-details", "")) if runs else "the SuperLink knows no such run"
-        time.sleep(0.5)
-
-
-def _flwr(env: Mapping[str, str], *arguments: str) -> dict[str, Any]:
-    result = subprocess.run([*_FLWR, *arguments], env=env, capture_output=True, text=True, check=False)
-    start = result.stdout.find("{")
-    try:
-        parsed = json.loads(result.stdout[start:]) if start >= 0 else None
-    except json.JSONDecodeError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        text = (result.stderr or result.stdout).strip().splitlines()
-        raise FederationError(f"flwr {arguments[0]}: {text[-1] if text else f'exit status {result.returncode}'}")
-    return parsed
-
-
-def _pairs(overrides: Mapping[str, Scalar]) -> str:
-    """Return overrides in Flower's ``key=value`` syntax."""
-    return " ".join(
-        f"{key}={json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
-        for key, value in overrides.items()
-    )
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine's that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -21,6 +21,9 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import ADAPTERS, resolve
 
+#: what a deployed node may set for itself
+NODE_KEYS = ("data-dir", "stream", "device")
+
 
 class Workbench:
     """What a process keeps between visits because it belongs to no client."""
@@ -107,18 +110,36 @@ DESCRIPTORS: dict[str, Callable[[Workbench, Mapping[str, Any], Tensor], Tensor]]
 }
 
 
-_workbenches: dict[int, Workbench] = {}
+_workbenches: dict[tuple[object, ...], Workbench] = {}
 
 
 def workbench(context: Context) -> Workbench:
     """Return this process's workbench for a run, made when the run first comes by."""
-    bench = _workbenches.get(context.run_id)
+    key = (context.run_id, *(context.node_config.get(name) for name in NODE_KEYS))
+    bench = _workbenches.get(key)
     if bench is None:
-        bench = Workbench(RunConfig.from_flat(context.run_config))
-        _workbenches.clear()  # one run at a time: an earlier run's networks and images are let go
-        _workbenches[context.run_id] = bench
+        bench = Workbench(local_config(context))
+        for stale in [other for other in _workbenches if other[0] != context.run_id]:
+            del _workbenches[stale]  # one run at a time: an earlier run's networks and images are let go
+        _workbenches[key] = bench
     bench.node_config = context.node_config
     return bench
+
+
+def local_config(context: Context) -> RunConfig:
+    """Return a run's config with what its node says otherwise: where its data and its processor are, never how.
+
+    A node's own ``stream`` takes the place of the run's data set, whichever that is.
+
+    Raises
+    ------
+    ConfigError
+        As `RunConfig.from_flat`.
+    """
+    flat = dict(context.run_config) | {key: context.node_config[key] for key in NODE_KEYS if key in context.node_config}
+    if "stream" in context.node_config:
+        flat.pop("dataset", None)
+    return RunConfig.from_flat(flat)
 
 
 def choose_device(name: str) -> torch.device:

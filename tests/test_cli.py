@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedtta_flwr import cli, launch
+from fedtta_flwr import cli, control, launch
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.registry import ADAPTERS
@@ -97,7 +97,7 @@ def test_overrides_survive_flowers_syntax():
     from fedtta_flwr.run_config import read_overrides
 
     overrides = {"strategy": "fedavg", "seed": 3, "fedctta.temperature": 0.5, "output-dir": "/tmp/a b/c", "scores": ""}
-    assert read_overrides([launch._pairs(overrides)]) == overrides
+    assert read_overrides([control.pairs(overrides)]) == overrides
 
 
 def test_another_checkout_is_not_run_by_accident(monkeypatch, tmp_path):

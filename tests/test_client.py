@@ -100,6 +100,16 @@ def test_the_hosting_of_clients_changes_no_metric(base: Any, run_local: Run, hos
     assert metrics(run_local(**hosting)) == metrics(base)
 
 
+def test_names_of_ones_own_are_sorted_wherever_they_are_hosted(run_local: Run) -> None:
+    names = {"clients": "gate,cam-9,cam-10,cam-1"}
+    alone = run_local(nodes=1, **names)
+    hosted = run_local(nodes=3, hosting=["gate,cam-1", "cam-10", "cam-9,another-runs"], backwards=True, **names)
+    assert metrics(hosted) == metrics(alone)
+    assert list(alone.summary["accuracy"]["post"]["per_client"]) == ["cam-1", "cam-10", "cam-9", "gate"]
+    with np.load(alone.path / "collaboration.npz") as arrays:
+        assert arrays["clients"].tolist() == ["cam-1", "cam-10", "cam-9", "gate"]
+
+
 def test_one_message_a_node_and_round(base: Any) -> None:
     asked = [(m.content.config_records[INFO]["round"], m.metadata.dst_node_id) for m in visits(base.sent)]
     assert sorted(asked) == [(number, node) for number in range(1, 6) for node in (2, 3)]
@@ -118,9 +128,11 @@ def test_hosted_clients() -> None:
     assert sorted(name for part in spread for name in part) == list(config.client_names())
     assert hosted(clients=" client-03,client-00 ,") == ("client-00", "client-03")
     assert hosted(clients="client-02", **{"partition-id": 0, "num-partitions": 1}) == ("client-02",)
+    assert hosted(clients="client-02,camera") == ("client-02",)  # another run's
+    assert hosted(clients="camera") == ()
 
 
-@pytest.mark.parametrize("node_config", [{}, {"partition-id": 0}, {"clients": ""}, {"clients": "client-0,camera"}])
+@pytest.mark.parametrize("node_config", [{}, {"partition-id": 0}, {"clients": ""}, {"clients": "client-0,client-0"}])
 def test_a_node_config_that_names_nobody_known(node_config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="node-config") as caught:
         client.hosted_clients(RunConfig(), Context(1, 2, node_config, RecordDict(), {}))

@@ -29,6 +29,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "checkpoint": [(0, "string")],
     "legacy-no-norm": [(1, "boolean"), ("true", "boolean")],
     "num-clients": [(0, "1"), (-3, "1"), (100_001, "100000"), ("20", "integer"), (2.5, "integer"), (True, "integer")],
+    "clients": [("cam/7", "'-'"), ("a,,a", "once"), ("../x", "letters"), ("cam-07", "as many"), (7, "string")],
     "batch-size": [(0, "1"), (-1, "1"), (65_537, "65536"), ("ten", "integer"), (10.0, "integer"), (2**80, "65536")],
     "severity": [(0, "1"), (6, "5"), ("5", "integer"), (2.5, "integer")],
     "corruptions": [("haze", "gaussian_noise"), ("", "fog"), (" , ", "fog"), ("fog,fog", "once"), (5, "string")],
@@ -84,6 +85,7 @@ OTHER: dict[str, Scalar] = {
     "checkpoint": "m.safetensors",
     "legacy-no-norm": True,
     "num-clients": 10,
+    "clients": ",".join(f"cam-{i}" for i in range(20)),
     "batch-size": 1,
     "severity": 1,
     "corruptions": "fog",
@@ -460,6 +462,20 @@ def test_client_names_are_sorted_and_distinct(clients: int) -> None:
     assert len(set(names)) == clients
     assert list(names) == sorted(names)
     assert [int(name.removeprefix("client-")) for name in names] == list(range(clients))
+
+
+def test_clients_may_have_names_of_their_own() -> None:
+    config = RunConfig.from_flat({"clients": " gate, cam-12,cam-07,", "num-clients": 3, "spatial-heterogeneity": 1.0})
+    assert config.client_names() == ("cam-07", "cam-12", "gate")  # the order of the streams and of W
+    assert config.clients == "gate,cam-12,cam-07"
+    for names, count in (("a,b", 3), ("a,b,c", 2)):
+        text = refused({"clients": names, "num-clients": count, "spatial-heterogeneity": 1.0})
+        assert f"num-clients = {count}" in text
+        assert f"{names.count(',') + 1} of them" in text
+    longest = "x" * 64
+    assert RunConfig.from_flat({"clients": longest, "num-clients": 1, "spatial-heterogeneity": 1.0}).clients == longest
+    for name in ("x" * 65, "..", ".hidden", "-x", "a b", "a/b", "a:b", "a\nb", "\u00e4"):
+        refused({"clients": name, "num-clients": 1, "spatial-heterogeneity": 1.0})
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from logging import WARNING
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -13,6 +14,14 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of
 from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT
+
+#: Flower's errors for a node that was lost on the way; while there is time it may come back
+GONE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 
 
 @dataclass
@@ -31,6 +40,8 @@ class Roster:
         Number of classes K.
     model : str
         Fingerprint of the source model.
+    others : set of str
+        Clients that nodes host but that are not of this run.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
@@ -39,7 +50,8 @@ class Roster:
     model: str = ""
     present: set[int] = field(default_factory=set)
     _asked: set[int] = field(default_factory=set)
-    _waiting: set[str] = field(default_factory=set)
+    _waiting: dict[str, int] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
 
     def nodes(self) -> dict[int, list[str]]:
         """Return the clients, sorted, of each connected node, in the order of their first client."""
@@ -61,10 +73,17 @@ class Roster:
         self._asked.update(new)
         if new:
             messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
-            self._waiting.update(message_id for message_id in grid.push_messages(messages) if message_id)
-        replies = list(grid.pull_messages(sorted(self._waiting))) if self._waiting else []
-        self._waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-        return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+            sent = zip(grid.push_messages(messages), new, strict=True)
+            self._waiting.update({message_id: node_id for message_id, node_id in sent if message_id})
+        answers = []
+        for reply in list(grid.pull_messages(sorted(self._waiting))) if self._waiting else []:
+            node_id = self._waiting.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error() and reply.error.code in GONE:
+                log(WARNING, "node %d did not answer (%s); it is asked again", node_id, error_of(reply))
+                self._asked.discard(node_id)
+            else:
+                answers.append(reply)
+        return sorted(answers, key=lambda reply: reply.metadata.src_node_id)
 
     def refresh(self, grid: Grid, config: RunConfig) -> None:
         """Let clients join, leave, and return under another node id; a node that cannot serve the run stays outside."""
@@ -102,6 +121,7 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
                 f"({len(roster._asked)} nodes asked, {len(roster._waiting)} of them silent): {_few(missing)}; start "
                 f"them, or set num-clients, join-timeout or quorum"
+                + (f"; present, but not of this run: {_few(sorted(roster.others))}" if roster.others else "")
             )
         wait = FIRST_WAIT if replies else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
@@ -112,6 +132,13 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = 
         raise FederationError(error)
     hello = reply.content.config_records["hello"]
     node = reply.metadata.src_node_id
+    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
+    others: Sequence[str] = hello["others"]  # type: ignore[assignment]
+    if others:
+        log(WARNING, "node %d hosts %s, not of this run", node, _few(others))
+        roster.others.update(others)
+    if not clients:
+        return
     if hello["code"] != code_fingerprint():
         raise FederationError(
             f"node {node} runs other code than the server (fedtta_flwr {hello['code']!s}, expected "
@@ -129,7 +156,6 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = 
             f"node {node} has another source model than the others ({hello['model']!s}, expected {roster.model}): "
             f"give every node the same checkpoint"
         )
-    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
     slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]
     for client, length in zip(clients, slots, strict=True):
         if client in roster.node_of and not returning:

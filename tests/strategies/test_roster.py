@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedtta_flwr import client
@@ -131,10 +131,19 @@ def test_a_client_on_two_nodes_is_refused(config: RunConfig) -> None:
     assert "3" in text
 
 
-def test_a_node_that_hosts_nobody_known_is_refused(config: RunConfig) -> None:
-    text = refused(HostingGrid(config, ["client-00,camera-7"]), config)
-    assert "camera-7" in text
-    assert "client-00 to client-03" in text
+def test_clients_of_no_run_are_named_when_others_are_missing(config: RunConfig) -> None:
+    text = refused(HostingGrid(config, ["client-00,camera-7", "client-01,client-02"]), config)
+    assert "1 of 4 clients" in text
+    assert "client-03" in text
+    assert "not of this run: camera-7" in text
+
+
+def test_nodes_that_the_run_does_not_need_are_passed_over(config: RunConfig) -> None:
+    """Neither their data nor their model is looked at: they may have none."""
+    hosting = ["client-00,client-01", "camera-7", "client-02,client-03,camera-8"]
+    roster = gather(HostingGrid(config, hosting), config)
+    assert roster.nodes() == {2: ["client-00", "client-01"], 4: ["client-02", "client-03"]}
+    assert roster.others == {"camera-7", "camera-8"}
 
 
 def test_other_code_is_refused(config: RunConfig) -> None:
@@ -173,6 +182,36 @@ def test_what_a_node_raises_ends_the_run(config: RunConfig) -> None:
         raise ZeroDivisionError("boom")
 
     assert "boom" in refused(LocalGrid(broken, config.to_flat(), 1), config)
+
+
+def test_a_node_that_was_lost_on_the_way_is_asked_again(tiny_config: Callable[..., RunConfig]) -> None:
+    config = tiny_config(**{"join-timeout": 60.0})
+
+    class Unsteady(LocalGrid):
+        lost: ClassVar[list[int]] = [5, 8, 3]
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                if reply.metadata.src_node_id == 3 and self.lost:
+                    # As Flower makes them: from the SuperLink, whose id is 1.
+                    reply = Message(Error(code=self.lost.pop(), reason="gone"), reply_to=reply)
+                    reply.metadata.__dict__["_reply_to_message_id"] = self.asked
+                    reply.metadata.__dict__["_src_node_id"] = 1
+                yield reply
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            ids = list(super().push_messages(messages))
+            for message, message_id in zip(messages, ids, strict=True):
+                if message.metadata.dst_node_id == 3:
+                    self.asked = message_id
+            return ids
+
+    grid = Unsteady(app, config.to_flat(), 2)
+    roster = gather(grid, config)
+    assert not grid.lost
+    assert sorted(roster.node_of) == list(config.client_names())
+    assert set(roster.node_of.values()) == {2, 3}
 
 
 def test_nodes_are_in_the_order_of_their_first_client() -> None:

@@ -1,0 +1,213 @@
+"""``fedtta serve``, ``register``, ``nodes``, ``revoke``, ``join`` and ``doctor``: a federation of real machines."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtta_flwr.deploy import (
+    CA,
+    CERTIFICATE,
+    CONTROL_PORT,
+    FLEET_PORT,
+    KEY,
+    Address,
+    check_control,
+    parse_address,
+    state_dir,
+    superlink_command,
+)
+from fedtta_flwr.deploy import node_config as make_node_config
+from fedtta_flwr.errors import ConfigError
+
+app = typer.Typer()
+
+Control = Annotated[str, typer.Option(help="HOST:PORT of the server's Control API")]
+CaFile = Annotated[Path | None, typer.Option(help="ca.crt of the federation")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, no authentication: on a bench only")]
+LOCAL_CONTROL = f"127.0.0.1:{CONTROL_PORT}"
+
+
+@app.command()
+def serve(
+    certificates: Annotated[Path | None, typer.Option(help="folder that `docker/keys.sh server` made")] = None,
+    host: Annotated[str, typer.Option(help="address on which devices are awaited")] = "0.0.0.0",
+    fleet_port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port for devices")] = FLEET_PORT,
+    control: Annotated[str, typer.Option(help="address of the Control API, which has no login")] = LOCAL_CONTROL,
+    control_without_login: Annotated[
+        bool,
+        typer.Option("--control-without-login", help="open --control to others, who can then run code on devices"),
+    ] = False,
+    state_dir_: Annotated[Path | None, typer.Option("--state-dir", help="nodes, runs and logs of the server")] = None,
+    isolation: Annotated[str, typer.Option(help="subprocess; process: start flower-superexec yourself")] = "subprocess",
+    superexec_secret: Annotated[Path | None, typer.Option(help="isolation process: file with a shared secret")] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Be the server: a SuperLink that devices join over gRPC."""
+    if isolation not in ("subprocess", "process"):
+        raise ConfigError(f"--isolation {isolation!r}: unknown; allowed: subprocess, process")
+    folder = _certificates(certificates, insecure)
+    address = parse_address("--control", control, CONTROL_PORT)
+    check_control(address, without_login=control_without_login)
+    home = _home(state_dir_, "server")
+    command = superlink_command(
+        fleet=Address(host.strip("[]"), fleet_port),
+        control=address,
+        database=home / "state.db",
+        certificates=folder,
+        isolation=isolation,
+        superexec_secret=superexec_secret,
+    )
+    from fedtta_flwr.control import connect
+
+    # Flower's own command line then finds this server by FLWR_HOME alone.
+    env = connect(home, str(address), None if folder is None else folder / CA)
+    _say(f"`FLWR_HOME={home} flwr list` shows this server's runs; so do `flwr log`, `flwr stop`")
+    os.execvpe(command[0], command, env)
+
+
+@app.command()
+def register(
+    public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="public key of the device")],
+    name: Annotated[str, typer.Option(help="of the device, for `fedtta nodes` and `fedtta revoke`")],
+    control: Control = LOCAL_CONTROL,
+    ca: CaFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let a device in."""
+    from fedtta_flwr.nodes import register as register_node
+
+    if not public_key.is_file():
+        raise ConfigError(f"{public_key}: no such file; copy the device's public key here (docker/keys.sh client)")
+    address, authority = control_address(control, ca, insecure)
+    with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
+        typer.echo(f"{name}: node {register_node(Path(home), address, authority, public_key, name)}")
+
+
+@app.command()
+def nodes(control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False) -> None:
+    """Show which devices may join, and which have."""
+    from fedtta_flwr.nodes import list_nodes
+
+    for node in list_nodes(*control_address(control, ca, insecure)):
+        typer.echo(f"{node.name or '-':<20} {node.status:<10} {node.since:<25} {node.node_id}")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="of the device, as registered")],
+    control: Control = LOCAL_CONTROL,
+    ca: CaFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let a device in no more; if it has joined, it is out at once."""
+    from fedtta_flwr.nodes import revoke as revoke_nodes
+
+    address, authority = control_address(control, ca, insecure)
+    with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
+        for node_id in revoke_nodes(Path(home), address, authority, name):
+            typer.echo(f"{name}: node {node_id} is out, and its key can never be registered again")
+
+
+@app.command()
+def join(
+    server: Annotated[str, typer.Argument(metavar="SERVER[:PORT]", help=f"the server; port {FLEET_PORT} if none")],
+    client: Annotated[str, typer.Option(help="name of the client here; several: separated by commas")],
+    ca: CaFile = None,
+    key: Annotated[Path | None, typer.Option(help="private key of this device")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="the data here, instead of the run's data-dir")] = None,
+    predictions_dir: Annotated[Path | None, typer.Option(help="for `live`; default beside the images")] = None,
+    stream: Annotated[str, typer.Option(help="module:function of this device's own, instead of the run's data")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N here, instead of the run's device")] = "",
+    state_dir_: Annotated[Path | None, typer.Option("--state-dir", help="where Flower keeps the app")] = None,
+    runtime_port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 0,
+    insecure: Insecure = False,
+) -> None:
+    """Be a device: join a server and stay joined until stopped."""
+    from fedtta_flwr.join import join as join_server
+
+    if insecure:
+        if ca is not None or key is not None:
+            raise ConfigError("--insecure: goes with neither --ca nor --key; allowed: either it, or both of them")
+        _say("warning: --insecure: anybody on the network can read and change what is sent, and pose as the server")
+    elif ca is None or key is None:
+        raise ConfigError("--ca and --key are both needed (docker/keys.sh makes them), or --insecure on a bench")
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        raise ConfigError(f"--data-dir {data_dir}: no such folder; make it, or name another")
+    settings = make_node_config(
+        clients=client, data_dir=data_dir, stream=stream, device=device, predictions_dir=predictions_dir
+    )
+    join_server(
+        parse_address("SERVER", server, FLEET_PORT),
+        ca=None if ca is None else ca.expanduser().absolute(),
+        key=None if key is None else key.expanduser().absolute(),
+        node_config=settings,
+        home=_home(state_dir_, settings["clients"].replace(",", "+")),
+        runtime_port=runtime_port,
+    )
+
+
+@app.command()
+def doctor(
+    server: Annotated[str, typer.Option(help="SERVER[:PORT] that cannot be joined")] = "",
+    ca: CaFile = None,
+    key: Annotated[Path | None, typer.Option(help="private key of this device")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="as for `fedtta join`")] = None,
+    device: Annotated[str, typer.Option(help="as for `fedtta join`")] = "auto",
+    state_dir_: Annotated[Path | None, typer.Option("--state-dir", help="as for `fedtta join`")] = None,
+) -> None:
+    """Find out why a device cannot join; status 1 if something must be mended."""
+    from fedtta_flwr.doctor import examine
+
+    findings = examine(
+        server=parse_address("--server", server, FLEET_PORT) if server else None,
+        ca=ca,
+        key=key,
+        data_dir=data_dir,
+        state=(state_dir_ or state_dir("device")).expanduser(),
+        device=device,
+    )
+    failed = False
+    for finding in findings:
+        typer.echo(str(finding))
+        failed |= finding.level == "FAIL"
+    if failed:
+        raise typer.Exit(1)
+
+
+def control_address(control: str, ca: Path | None, insecure: bool) -> tuple[str, Path | None]:
+    """Return where the Control API is, and the certificate to check it against."""
+    if insecure == (ca is not None):
+        raise ConfigError("--ca FILE is needed (ca.crt of the federation), or --insecure for a server without TLS")
+    return str(parse_address("--control", control, CONTROL_PORT)), None if ca is None else ca.expanduser()
+
+
+def _certificates(folder: Path | None, insecure: bool) -> Path | None:
+    if insecure:
+        if folder is not None:
+            raise ConfigError("--insecure: does not go with --certificates; allowed: either")
+        _say("warning: --insecure: no TLS, anybody may join, and anybody on the way can read and change what is sent")
+        return None
+    if folder is None:
+        raise ConfigError("--certificates DIR is needed (docker/keys.sh server DIR HOST...), or --insecure on a bench")
+    folder = folder.expanduser().absolute()
+    for name in (CA, CERTIFICATE, KEY):
+        if not os.access(folder / name, os.R_OK):
+            raise ConfigError(f"--certificates {folder}: {name} is absent or cannot be read; docker/keys.sh makes it")
+    return folder
+
+
+def _home(given: Path | None, name: str) -> Path:
+    home = (given or state_dir(name)).expanduser().absolute()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--state-dir {home}: cannot be made ({error.strerror}); name another") from None
+    return home
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,57 @@
+"""The two files that a device has: the CA's certificate, and its own private key."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtta_flwr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+
+def load_ca(path: Path) -> "x509.Certificate":
+    """Read the certificate that servers' certificates are checked against.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or it is none.
+    """
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"--ca {path}: {error.strerror}; copy ca.crt of this federation here (docker/keys.sh makes it)"
+        ) from None
+    except ValueError:
+        raise ConfigError(f"--ca {path}: no PEM certificate; copy ca.crt of this federation here once more") from None
+
+
+def load_key(path: Path) -> "EllipticCurvePrivateKey":
+    """Read a device's private key.
+
+    Raises
+    ------
+    ConfigError
+        It is absent, protected by a passphrase, or not what Flower takes.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    wanted = (
+        "allowed: an EC key in OpenSSH's format without a passphrase (docker/keys.sh client, or ssh-keygen -t ecdsa)"
+    )
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"--key {path}: {error.strerror}; {wanted}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        reason = "protected by a passphrase" if isinstance(error, TypeError) else "no private key"
+        raise ConfigError(f"--key {path}: {reason}; {wanted}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"--key {path}: {type(key).__name__.lstrip('_')}; {wanted}")
+    return key

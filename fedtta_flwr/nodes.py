@@ -1,0 +1,118 @@
+"""Which devices a server lets in."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtta_flwr.control import connect, flwr, one_line
+from fedtta_flwr.credentials import load_ca
+from fedtta_flwr.errors import FederationError
+
+GONE = "unregistered"
+
+
+class Node(NamedTuple):
+    """A device, as the server knows it.
+
+    Attributes
+    ----------
+    name : str
+        As registered.
+    status : str
+        registered (has not been here yet), online, offline, or unregistered (revoked).
+    since : str
+        When that began, UTC.
+    node_id : int
+        Flower's name for it.
+    """
+
+    name: str
+    status: str
+    since: str
+    node_id: int
+
+
+def register(home: Path, control: str, ca: Path | None, public_key: Path, name: str) -> int:
+    """Let the holder of a key in; return its node id.
+
+    Raises
+    ------
+    ConfigError
+        There is no such CA file.
+    FederationError
+        The server cannot be reached, or takes no such key.
+    """
+    taken = [node.node_id for node in list_nodes(control, ca) if node.name == name and node.status != GONE]
+    if taken:
+        raise FederationError(f"--name {name!r}: node {taken[0]} has it already; revoke that one, or take another name")
+    env = connect(home, control, ca)
+    answer = flwr(env, "supernode", "register", str(public_key), "--name", name, "--format", "json")
+    if not answer.get("success"):
+        raise FederationError(f"{public_key}: {one_line(answer.get('error-message', answer))}")
+    return int(answer["node-id"])
+
+
+def revoke(home: Path, control: str, ca: Path | None, name: str) -> list[int]:
+    """Let nobody of this name in any more; return the node ids.
+
+    Raises
+    ------
+    ConfigError
+        There is no such CA file.
+    FederationError
+        The server cannot be reached, or knows no such name.
+    """
+    known = [node for node in list_nodes(control, ca) if node.status != GONE]
+    found = [node.node_id for node in known if node.name == name]
+    if not found:
+        names = ", ".join(sorted(node.name for node in known if node.name)) or "none"
+        raise FederationError(f"revoke {name!r}: the server knows no such device; registered: {names}")
+    env = connect(home, control, ca)
+    for node_id in found:
+        answer = flwr(env, "supernode", "unregister", str(node_id), "--format", "json")
+        if not answer.get("success"):
+            raise FederationError(f"{name}: {one_line(answer.get('error-message', answer))}")
+    return found
+
+
+def list_nodes(control: str, ca: Path | None) -> list[Node]:
+    """Return all devices that were ever registered, by name (``flwr supernode list`` does not show the names).
+
+    Raises
+    ------
+    ConfigError
+        The CA file cannot be used.
+    FederationError
+        The server cannot be reached.
+    """
+    import httpx
+    from flwr.proto.control_pb2 import ListNodesRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    if ca is not None:
+        load_ca(ca)
+    client = ControlHttpClient.from_server_address(
+        server_address=control,
+        insecure=ca is None,
+        root_certificates=None if ca is None else ca.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        found = client.ListNodes(ListNodesRequest()).nodes_info
+    except httpx.HTTPError as error:
+        text = one_line(error)
+        raise FederationError(f"--control {control}: {text}; is the server running, and the CA its own?") from None
+    finally:
+        client.close()
+    return sorted(Node(info.name, info.status, _since(info), info.node_id) for info in found)
+
+
+def _since(info: object) -> str:
+    moments = {
+        "online": "last_activated_at",
+        "offline": "last_deactivated_at",
+        "registered": "registered_at",
+        GONE: "unregistered_at",
+    }
+    moment = str(getattr(info, moments.get(getattr(info, "status", ""), ""), ""))
+    return moment.partition(".")[0].replace("T", " ")

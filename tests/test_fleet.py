@@ -1,0 +1,196 @@
+"""What a device finds out about its server, on real sockets with real certificates; tests/e2e asks a real SuperLink."""
+
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from fedtta_flwr.credentials import load_ca, load_key
+from fedtta_flwr.deploy import Address
+from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.fleet import NotYet, check_tls, reach
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("k", "other"):
+        script = [str(ROOT / "docker" / "keys.sh"), "server", name, "fed.example.org"]
+        subprocess.run(script, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@contextmanager
+def server(
+    certificates: Path | None, protocols: tuple[str, ...] = ("h2",), host: str = "127.0.0.1"
+) -> Iterator[Address]:
+    """Something that shakes hands with whoever comes; without certificates it says a few words that are no TLS."""
+    context = None
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        context.set_alpn_protocols(list(protocols))
+    listening = socket.create_server((host, 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    if context is None:
+                        connection.sendall(b"220 another service\r\n" * 10)
+                        connection.recv(1000)
+                    else:
+                        with context.wrap_socket(connection, server_side=True) as secure:
+                            secure.recv(1)
+                except OSError:  # the client may be appalled
+                    pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield Address(host, listening.getsockname()[1])
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(timeout=10)
+
+
+def dated(keys: Path, folder: Path, start: timedelta, end: timedelta) -> Path:
+    """A certificate of the right CA whose time is another."""
+    ca = load_ca(keys / "k" / "ca.crt")
+    ca_key = load_pem_private_key((keys / "k" / "ca.key").read_bytes(), None)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + start)
+        .not_valid_after(now + end)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    )
+    certificate = builder.sign(ca_key, hashes.SHA384())
+    (folder / "server.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (folder / "server.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return folder
+
+
+def test_the_right_server(keys: Path) -> None:
+    with server(keys / "k") as address:
+        reach(address)
+        shown = check_tls(address, keys / "k" / "ca.crt")
+        assert check_tls(Address("localhost", address.port), keys / "k" / "ca.crt") == shown
+    assert set(shown.names) == {"localhost", "127.0.0.1", "::1", "fed.example.org"}
+    assert timedelta(days=824) < shown.until - datetime.now(UTC) < timedelta(days=826)
+
+
+def fault(address: Address, ca: Path, *words: str) -> FederationError:
+    with pytest.raises(FederationError) as caught:
+        check_tls(address, ca)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(word in text for word in (str(address), *words)), text
+    return caught.value
+
+
+def test_another_ca(keys: Path) -> None:
+    with server(keys / "k") as address:
+        error = fault(address, keys / "other" / "ca.crt", "not signed by", "other/ca.crt", "copy")
+    assert not isinstance(error, NotYet)
+
+
+def test_another_host(keys: Path) -> None:
+    with server(keys / "k", host="127.0.0.2") as address:
+        error = fault(address, keys / "k" / "ca.crt", "not for 127.0.0.2 but for localhost, fed.example.org")
+    assert not isinstance(error, NotYet)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "words", "heals"),
+    [
+        (timedelta(days=1), timedelta(days=2), "not valid yet", True),
+        (timedelta(days=-2), timedelta(days=-1), "expired", False),
+    ],
+)
+def test_a_certificate_at_another_time(
+    keys: Path, tmp_path: Path, start: timedelta, end: timedelta, words: str, heals: bool
+) -> None:
+    with server(dated(keys, tmp_path, start, end)) as address:
+        error = fault(Address("localhost", address.port), keys / "k" / "ca.crt", words, f"{datetime.now(UTC):%Y-%m-%d}")
+    assert isinstance(error, NotYet) == heals
+
+
+def test_tls_of_something_else(keys: Path) -> None:
+    with server(keys / "k", protocols=("http/1.1",)) as address:
+        fault(address, keys / "k" / "ca.crt", "not gRPC", "Fleet port")
+
+
+def test_no_tls(keys: Path) -> None:
+    with server(None) as address:
+        error = fault(address, keys / "k" / "ca.crt", "not with TLS", "--insecure")
+    assert not isinstance(error, NotYet)
+
+
+def test_nobody_there(keys: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", probe.getsockname()[1])
+        with pytest.raises(NotYet, match=r"cannot be reached .*refused"):
+            reach(address)
+        assert isinstance(fault(address, keys / "k" / "ca.crt", "cannot be reached"), NotYet)
+    with pytest.raises(NotYet, match=r"nowhere\.invalid: no such host name"):
+        reach(Address("nowhere.invalid", 9092))
+
+
+def test_a_file_that_is_no_ca(keys: Path, tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "none", "No such file"), (keys / "k" / "ca.key", "no PEM certificate")):
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_ca(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_no_key(keys: Path, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    good, edwards, locked = (tmp_path / name for name in ("good", "edwards", "locked"))
+    key = ec.generate_private_key(ec.SECP256R1())
+    good.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    assert load_key(good).private_numbers() == key.private_numbers()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "secret", "-f", str(locked)], check=True)
+    other = ed25519.Ed25519PrivateKey.generate()
+    edwards.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    for path, words in (
+        (tmp_path / "none", "No such file"),
+        (keys / "k" / "ca.crt", "no private key"),
+        (keys / "k" / "server.key", "no private key"),  # EC, but not in OpenSSH's format
+        (locked, "passphrase"),
+        (edwards, "Ed25519"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_key(path)
+        assert str(path) in str(caught.value)
+        assert "EC key in OpenSSH's format" in str(caught.value)

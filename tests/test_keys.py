@@ -1,0 +1,134 @@
+"""`docker/keys.sh`: what it makes, whom it is for, and that it overwrites nothing."""
+
+import ipaddress
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from fedtta_flwr.credentials import load_ca, load_key
+
+ROOT = Path(__file__).parents[1]
+HOSTS = ["fed.example.org", "superlink", "10.0.0.5", "fd00::5"]
+
+
+def keys(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = [str(ROOT / "docker" / "keys.sh"), *arguments]
+    return subprocess.run(
+        script, cwd=folder, env={"PATH": "/usr/local/bin:/usr/bin:/bin"} | variables, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for arguments in (["server", "k", *HOSTS], ["client", "k", "cam-07", "gate_2"]):
+        done = keys(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+    return folder / "k"
+
+
+def test_private_files_are_private(made: Path) -> None:
+    private = {"ca.key", "server.key", "clients/cam-07", "clients/gate_2"}
+    public = {"ca.crt", "server.crt", "clients/cam-07.pub", "clients/gate_2.pub"}
+    files = {str(path.relative_to(made)): path.stat().st_mode & 0o777 for path in made.rglob("*") if path.is_file()}
+    assert files == dict.fromkeys(private, 0o600) | dict.fromkeys(public, 0o644)
+
+
+def test_the_certificate_is_signed_and_for_these_hosts(made: Path) -> None:
+    ca = load_ca(made / "ca.crt")
+    server = x509.load_pem_x509_certificate((made / "server.crt").read_bytes())
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fed.example.org", "superlink"]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address(text) for text in ("127.0.0.1", "::1", "10.0.0.5", "fd00::5")
+    ]
+    constraints = {c: c.extensions.get_extension_for_class(x509.BasicConstraints) for c in (ca, server)}
+    assert [constraints[c].value.ca for c in (ca, server)] == [True, False]
+    assert all(c.critical for c in constraints.values())
+    for certificate, days in ((ca, 3650), (server, 825)):
+        assert abs(certificate.not_valid_after_utc - datetime.now(UTC) - timedelta(days=days)) < timedelta(days=1)
+
+
+def test_a_devices_key_is_one_that_flower_takes(made: Path) -> None:
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key = load_key(made / "clients" / "cam-07")
+    assert isinstance(key.curve, ec.SECP384R1)
+    assert try_load_public_key(made / "clients" / "cam-07.pub") == public_key_to_bytes(key.public_key())
+    other = load_ssh_public_key((made / "clients" / "gate_2.pub").read_bytes())
+    assert other != key.public_key()
+
+
+def test_nothing_is_overwritten(made: Path) -> None:
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    for arguments in (["server", "k", "a"], ["client", "k", "new", "cam-07"]):
+        done = keys(made.parent, *arguments)
+        assert done.returncode == 2
+        assert "there already" in done.stderr
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before  # and nothing is added
+
+
+def test_a_certificate_is_renewed_by_the_same_ca(made: Path, tmp_path: Path) -> None:
+    for name in ("ca.key", "ca.crt"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    assert keys(tmp_path, "server", ".", "new.example.org", DAYS="2").returncode == 0
+    assert (tmp_path / "ca.crt").read_bytes() == (made / "ca.crt").read_bytes()
+    renewed = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
+    renewed.verify_directly_issued_by(load_ca(made / "ca.crt"))
+    assert renewed.not_valid_after_utc - datetime.now(UTC) < timedelta(days=2)
+
+
+def test_a_ca_without_its_key_is_not_replaced(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_bytes((made / "ca.crt").read_bytes())
+    done = keys(tmp_path, "server", ".", "a")
+    assert done.returncode == 2
+    assert "ca.key" in done.stderr
+
+
+def test_it_says_what_goes_where(tmp_path: Path) -> None:
+    told = keys(tmp_path, "server", "k", "fed").stdout + keys(tmp_path, "client", "k", "cam").stdout
+    for words in (
+        "k/ca.crt ",
+        "every device",
+        "k/ca.key ",
+        "keep it safe",
+        "fedtta register k/clients/cam.pub --name cam",
+    ):
+        assert words in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "HOST"),
+        (["server", "k"], "HOST"),
+        (["server", "k", "https://fed"], "https://fed"),
+        (["server", "k", "fed:9092"], "fed:9092"),
+        (["server", "k", "1:2:3"], "1:2:3"),
+        (["server", "k", "256.1.1.1"], "256.1.1.1"),
+        (["server", "k", "-x"], "-x"),
+        (["client", "k", "../x"], "../x"),
+        (["client", "k", "a.pub"], "a.pub"),
+        (["client", "k", "a,b"], "a,b"),
+    ],
+)
+def test_what_cannot_be_leaves_nothing_behind(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = keys(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr + done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_repository_takes_no_keys() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    for path in ("keys/ca.key", "docker/keys/clients/cam-07"):
+        assert subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT).returncode == 0
+    assert subprocess.run(["git", "check-ignore", "-q", "docker/keys.sh"], cwd=ROOT).returncode == 1
