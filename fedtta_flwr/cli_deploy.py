@@ -122,7 +122,9 @@ def join(
     predictions_dir: Annotated[Path | None, typer.Option(help="for `live`; default beside the images")] = None,
     stream: Annotated[str, typer.Option(help="module:function of this device's own, instead of the run's data")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N here, instead of the run's device")] = "",
-    state_dir_: Annotated[Path | None, typer.Option("--state-dir", help="where Flower keeps the app")] = None,
+    state_dir_: Annotated[
+        Path | None, typer.Option("--state-dir", help="where Flower keeps the app, and the clients their states")
+    ] = None,
     runtime_port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 0,
     insecure: Insecure = False,
 ) -> None:
@@ -137,15 +139,22 @@ def join(
         raise ConfigError("--ca and --key are both needed (docker/keys.sh makes them), or --insecure on a bench")
     if data_dir is not None and not data_dir.expanduser().is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no such folder; make it, or name another")
+    # A device that is switched off and on again finds its clients' own states there, whatever the run config says.
+    home = _home(state_dir_, client.replace(" ", "").replace(",", "+"))
     settings = make_node_config(
-        clients=client, data_dir=data_dir, stream=stream, device=device, predictions_dir=predictions_dir
+        clients=client,
+        data_dir=data_dir,
+        stream=stream,
+        device=device,
+        predictions_dir=predictions_dir,
+        state_dir=home / "clients",
     )
     join_server(
         parse_address("SERVER", server, FLEET_PORT),
         ca=None if ca is None else ca.expanduser().absolute(),
         key=None if key is None else key.expanduser().absolute(),
         node_config=settings,
-        home=_home(state_dir_, settings["clients"].replace(",", "+")),
+        home=home,
         runtime_port=runtime_port,
     )
 

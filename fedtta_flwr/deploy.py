@@ -164,14 +164,16 @@ def node_config(
     stream: str = "",
     device: str = "",
     predictions_dir: Path | None = None,
+    state_dir: Path | None = None,
 ) -> dict[str, str]:
-    """Return what a device says about itself: whom it hosts, and where its data and its processor are."""
+    """Return what a device says about itself: whom it hosts, where its data, its processor and its own states are."""
     settings = {
         "clients": ",".join(part.strip() for part in clients.split(",") if part.strip()),
         "data-dir": "" if data_dir is None else str(data_dir.expanduser().absolute()),
         "stream": stream,
         "device": device,
         "predictions-dir": "" if predictions_dir is None else str(predictions_dir.expanduser().absolute()),
+        "state-dir": "" if state_dir is None else str(state_dir.expanduser().absolute()),
     }
     if not settings["clients"]:
         raise ConfigError(f"--client {clients!r}: allowed: one or more names, separated by commas")
