@@ -253,7 +253,8 @@ def test_exactly_the_documented_things_reach_a_client(base: Any) -> None:
         info = message.content.config_records[INFO]
         assert set(message.content.keys()) == ({INFO} if info["round"] == 1 else {INFO, STATE})
         assert set(info.keys()) == {
-            "round", "slots", "clients", "personal", "descriptor", "descriptor.samples", "finetune",
+            "round", "slots", "clients", "personal", "finetune",
+            "descriptor", "descriptor.samples", "descriptor.redraw", "descriptor.lagged",
         }  # fmt: skip
         assert info["slots"] == (0 if info["round"] == 5 else 1)
         assert info["personal"] == ([] if info["round"] == 1 else info["clients"])
@@ -370,6 +371,7 @@ class Node:
 
     def visit(self, clients: list[str], state: dict[str, Tensor] | None = None, **changed: Any) -> Message:
         info = {"round": 1, "slots": 1, "clients": clients, "descriptor": "", "personal": clients if state else []}
+        info |= {"finetune": False}
         content = RecordDict({INFO: ConfigRecord(info | changed)})
         if state:
             content[STATE] = to_arrays(state)
