@@ -151,6 +151,12 @@ def test_twins_share_where_most_have_one() -> None:
     assert fedctta_weights(logits, "median").tolist() == expected
 
 
+@pytest.mark.parametrize("scale", [1e-38, 1e-13, 1e30])
+def test_the_cosine_knows_no_length(scale: float) -> None:
+    logits = draw(5, 10, 8)
+    torch.testing.assert_close(METRICS["cosine"](scale * logits), METRICS["cosine"](logits), rtol=1e-10, atol=0)
+
+
 def test_an_answer_of_zeros_is_at_right_angles_to_all_others() -> None:
     logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     found = METRICS["cosine"](logits.double())
