@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr import cli_data
+from fedtta_flwr import cli_data, cli_new
 from fedtta_flwr.errors import ConfigError, FedTTAError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 source = typer.Typer(help="Source models.", no_args_is_help=True)
 app.add_typer(source, name="source")
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_new.app, name="new")
 
 
 @app.command()
