@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr import cli_data, cli_deploy
+from fedtta_flwr import cli_data, cli_deploy, cli_new
 from fedtta_flwr.errors import ConfigError, FedTTAError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ source = typer.Typer(help="Source models.", no_args_is_help=True)
 app.add_typer(source, name="source")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_deploy.app)
+app.add_typer(cli_new.app, name="new")
 
 
 @app.command()

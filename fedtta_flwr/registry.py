@@ -7,10 +7,12 @@ operator's consent: the environment variable ``FEDTTA_PLUGINS`` lists the packag
 
 import importlib
 import os
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FedTTAError
 
 #: name -> (module:class, one line of explanation)
 STRATEGIES: dict[str, tuple[str, str]] = {
@@ -238,3 +240,41 @@ def resolve(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> Any:
     except Exception as error:  # a package of the user's own may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{kind} = {name!r}: cannot be imported: {text}") from error
+
+
+def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any) -> Any:
+    """Return an object of the class behind a checked name.
+
+    Parameters
+    ----------
+    kind : str
+        The key of the run config, for messages.
+    name : str
+        Its value.
+    known : dict
+        The names that need no consent.
+    base : type
+        What the class must be a subclass of.
+    *arguments
+        Of its constructor.
+
+    Raises
+    ------
+    ConfigError
+        If the name is not allowed, the import fails, what it names is no such class, or one of the user's own raises.
+    """
+    found = resolve(kind, name, known)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{kind} = {name!r}: no subclass of {base.__module__}.{base.__name__}; make it one")
+    try:
+        return found(*arguments)
+    except Exception as error:
+        if name in known or isinstance(error, FedTTAError):
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        inside = traceback.extract_tb(error.__traceback__)[1:]
+        where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
+        given = ", ".join(type(argument).__name__ for argument in arguments)
+        raise ConfigError(
+            f"{kind} = {name!r}: {found.__name__}({given}) raised {text}{where}; put it right there"
+        ) from error

@@ -14,7 +14,7 @@ from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
-from fedtta_flwr.registry import STRATEGIES, resolve
+from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.strategies.base import PersonalizedStrategy
@@ -24,10 +24,10 @@ from fedtta_flwr.workbench import make_adapter
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     """Build the run's strategy, without observers."""
-    kind = resolve("strategy", config.strategy, STRATEGIES)
-    if not (isinstance(kind, type) and issubclass(kind, PersonalizedStrategy)):
-        raise ConfigError(f"strategy = {config.strategy!r}: no subclass of {PersonalizedStrategy.__name__}")
-    return kind(config)
+    strategy: PersonalizedStrategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
+    if getattr(strategy, "config", None) is not config:
+        raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
+    return strategy
 
 
 def check_inputs(config: RunConfig) -> Adapter:

@@ -19,7 +19,7 @@ from fedtta_flwr.data.datasets import CLEAN
 from fedtta_flwr.descriptors import bn_statistics, chosen_images, mean_features, mean_logits, noise_images
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
-from fedtta_flwr.registry import ADAPTERS, resolve
+from fedtta_flwr.registry import ADAPTERS, make
 
 #: what a deployed node may set for itself
 NODE_KEYS = ("data-dir", "stream", "device")
@@ -170,10 +170,8 @@ def make_adapter(config: RunConfig, model: nn.Module) -> Adapter:
     ConfigError
         If the name is not one of an adapter, or the adapter cannot work with this model.
     """
-    kind = resolve("adapter", config.adapter, ADAPTERS)
-    if not (isinstance(kind, type) and issubclass(kind, Adapter)):
-        raise ConfigError(f"adapter = {config.adapter!r}: no subclass of {Adapter.__name__}")
-    return kind(model, config.options(config.adapter))
+    adapter: Adapter = make("adapter", config.adapter, ADAPTERS, Adapter, model, config.options(config.adapter))
+    return adapter
 
 
 def _fingerprint(model: nn.Module) -> str:

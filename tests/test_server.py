@@ -1,9 +1,11 @@
 """From a run config to a strategy."""
 
+import sys
+
 import pytest
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.server import federation, make_strategy
 from fedtta_flwr.strategies.fedctta import FedCTTA
 
@@ -25,6 +27,119 @@ def test_a_plugin_that_raises_on_import_is_one_line(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="RuntimeError: first line second line") as caught:
         make_strategy(RunConfig(strategy="raising_on_import:Mine"))
     assert "\n" not in str(caught.value)
+
+
+BROKEN = """
+import torch
+
+from fedtta_flwr.adaptation.source import Source
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.strategies.base import PersonalizedStrategy
+from fedtta_flwr.strategies.local import Local
+
+def broken(here):
+    return 1 / here  # line 10
+
+class Raising(Local):
+    def __init__(self, config):
+        super().__init__(config)
+        self.share = broken(0)
+
+class Unlike(Local):
+    def __init__(self):
+        pass
+
+class Forgetful(Local):
+    def __init__(self, config):
+        self.share = 1
+
+class Abstract(PersonalizedStrategy):
+    pass
+
+class Choosy(Local):
+    def __init__(self, config):
+        raise ConfigError("choosy.share = 2: allowed: 0 to 1")
+
+class RaisingAdapter(Source):
+    def select(self):
+        return {"fc.weight": self.model.nothing}
+
+class Matrix(Local):
+    def collaboration_matrix(self, updates):
+        return torch.ones(len(updates), len(updates))
+
+class Half(Local):
+    def collaboration_matrix(self, updates):
+        return torch.softmax(torch.arange(16.0).reshape(4, 4), dim=1).half()
+
+class Undefined(Local):
+    def personalize(self, updates):
+        return {name: t * torch.nan for name, t in updates.state.items()}
+
+class Learned(Local):
+    def collaboration_matrix(self, updates):
+        return torch.softmax(torch.zeros(4, 4, requires_grad=True), dim=1)
+"""
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "broken_plugin.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", "broken_plugin")
+    yield
+    sys.modules.pop("broken_plugin", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("strategy Raising", r"Raising\(RunConfig\) raised ZeroDivisionError: .* \(broken_plugin\.py, line 10\)"),
+        ("strategy Unlike", r"Unlike\(RunConfig\) raised TypeError: .* takes 1 positional argument"),
+        ("strategy Abstract", r"Abstract\(RunConfig\) raised TypeError: .*collaboration_matrix"),
+        ("strategy Forgetful", r"Forgetful.*super\(\)\.__init__\(config\)"),
+        ("strategy Choosy", r"^choosy\.share = 2: allowed: 0 to 1$"),
+        ("strategy RaisingAdapter", r"RaisingAdapter.*no subclass of fedtta_flwr\.strategies\.base\."),
+        ("adapter RaisingAdapter", r"RaisingAdapter\(ResNet, NoOptions\) raised AttributeError: .*nothing"),
+        ("adapter Raising", r"Raising.*no subclass of fedtta_flwr\.adaptation\.base\.Adapter"),
+    ],
+)
+def test_a_plugin_that_cannot_be_made_is_one_line_before_anything_begins(broken, tmp_path, override, words) -> None:
+    kind, name = override.split()
+    config = {kind: f"broken_plugin:{name}", "output-dir": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match=words) as caught, federation(config):
+        pytest.fail("the run began")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(self: FedCTTA, config: RunConfig) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(FedCTTA, "__init__", raises)
+    with pytest.raises(ZeroDivisionError):
+        make_strategy(RunConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Matrix", r"^round 1: Matrix's collaboration matrix: a row sums to .* divide each by its sum$"),
+        ("Half", r"^round 1: Half's collaboration matrix: torch\.float16, expected torch\.float32"),
+        ("Undefined", r"^round 1: Undefined\.personalize: .*running_mean is not finite"),
+    ],
+)
+def test_a_plugin_that_makes_what_nobody_can_use_ends_the_run_with_one_line(broken, run_local, name, words) -> None:
+    with pytest.raises(FederationError, match=words) as caught:
+        run_local(strategy=f"broken_plugin:{name}", scores="")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_matrix_may_come_from_what_learns(broken, run_local) -> None:
+    run = run_local(strategy="broken_plugin:Learned", scores="")
+    assert run.summary["finished"]
+    assert [line["self_weight"] for line in run.lines()] == [0.25] * 4
 
 
 def test_what_is_wrong_with_a_file_is_found_before_a_run_directory_is_made(tmp_path) -> None:

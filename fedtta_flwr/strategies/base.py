@@ -29,6 +29,8 @@ from fedtta_flwr.strategies.updates import (
     Update,
     Updates,
     check_row_stochastic,
+    check_states,
+    form,
     mix,
     screen,
     stack_updates,
@@ -104,7 +106,7 @@ class PersonalizedStrategy(Strategy):
         weights = self.collaboration_matrix(updates)
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
-        self._round.weights = weights
+        self._round.weights = weights = weights.detach().cpu().clamp_min(0)
         return mix(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
     def memory(self) -> State:
@@ -218,14 +220,17 @@ class PersonalizedStrategy(Strategy):
         Raises
         ------
         FederationError
-            If not a single client replied.
+            If not a single client replied, or what the method made is no state that they could work with.
         """
         read, rejected = self._read(replies)
         if len(read) > len(rejected):
             updates = stack_updates(server_round, read, rejected, self.personal, self.source)
             self._round.clients = updates.clients
             if enough := len(updates) >= self.config.quorum:
+                forms = {name: form(t) for name, t in updates.state.items()}
                 mixed = self.personalize(updates)
+                if (fault := check_states(mixed, forms)) is not None:
+                    raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
             else:
                 log(
                     logging.WARNING,

@@ -92,13 +92,8 @@ def screen(updates: Mapping[str, Update]) -> dict[str, str]:
             names = sorted({name for name, *_ in forms[client] ^ usual})
             rejected[client] = f"other names, shapes or dtypes than most clients: {', '.join(names[:3])}"
             continue
-        for name, tensor in state.items():
-            if not tensor.isfinite().all():
-                rejected[client] = f"{name} is not finite"
-                break
-            if is_variance(name) and (tensor < 0).any():
-                rejected[client] = f"{name} is negative"
-                break
+        if (fault := _unsound(state)) is not None:
+            rejected[client] = fault
     return rejected
 
 
@@ -179,13 +174,47 @@ def _rows(t: Tensor) -> Tensor:
     return t.reshape(len(t), t[0].numel())
 
 
-def check_row_stochastic(weights: Tensor, clients: int) -> str | None:
-    """Return what is wrong with a collaboration matrix, or None."""
+def check_row_stochastic(weights: object, clients: int) -> str | None:
+    """Return what is wrong with a collaboration matrix and what to do, or None."""
+    if not isinstance(weights, Tensor):
+        return f"{type(weights).__name__}, expected a Tensor [{clients}, {clients}]: return one"
     if tuple(weights.shape) != (clients, clients):
-        return f"shape {list(weights.shape)}, expected [{clients}, {clients}]"
+        return f"shape {list(weights.shape)}, expected [{clients}, {clients}]: one row and column a client"
+    if weights.dtype not in (torch.float32, torch.float64):
+        return f"{weights.dtype}, expected torch.float32 or torch.float64: convert what it is computed from"
     if not weights.isfinite().all():
-        return "not finite"
+        return "not finite: guard its divisions and logarithms, e.g. for clients that are equal"
     if (least := weights.min().item()) < -1e-6:
-        return f"an entry is {least:.2g}, expected 0 or more"
+        return f"an entry is {least:.2g}, expected 0 or more: clamp it, or override `personalize` instead"
     off = (weights.sum(dim=1) - 1).abs().max().item()
-    return f"a row sums to 1 +- {off:.2g}, expected 1 within 1e-4" if off > 1e-4 else None
+    return f"a row sums to 1 +- {off:.2g}, expected 1 within 1e-4: divide each by its sum" if off > 1e-4 else None
+
+
+def form(t: object) -> str:
+    """Return dtype, shape and device of a tensor in words."""
+    if not isinstance(t, Tensor):
+        return type(t).__name__
+    return f"{t.dtype} {list(t.shape)} on {t.device}{' with a gradient' if t.requires_grad else ''}"
+
+
+def check_states(states: object, forms: Mapping[str, str]) -> str | None:
+    """Return what is wrong with states that a method made of the clients' own, which were of these forms, or None."""
+    if not isinstance(states, Mapping):
+        return f"{type(states).__name__}, expected tensors by name: return a dict"
+    if states.keys() != forms.keys():
+        names = ", ".join(sorted(map(str, states.keys() ^ forms.keys()))[:3])
+        return f"{len(states)} tensors, expected the {len(forms)} of updates.state; first that differ: {names}"
+    for name, expected in forms.items():
+        if (found := form(states[name])) != expected:
+            return f"{name} is {found}, expected {expected}, as in updates.state"
+    return _unsound(states)
+
+
+def _unsound(state: Mapping[str, Tensor]) -> str | None:
+    """Return the first tensor that no network can work with, and why, or None."""
+    for name, t in state.items():
+        if not t.isfinite().all():
+            return f"{name} is not finite"
+        if is_variance(name) and (t < 0).any():
+            return f"{name} is negative"
+    return None

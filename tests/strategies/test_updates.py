@@ -1,14 +1,24 @@
 """Screening, stacking and mixing, against plain loops."""
 
+import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtta_flwr.strategies.updates import Update, check_row_stochastic, mix, screen, stack_updates
+from fedtta_flwr.strategies.updates import (
+    Update,
+    check_row_stochastic,
+    check_states,
+    form,
+    mix,
+    screen,
+    stack_updates,
+)
 
 
 def update(mean: float = 0.0, var: float = 1.0, examples: int = 5, descriptor: bool = True) -> Update:
@@ -175,9 +185,48 @@ def test_row_stochastic_matrices_pass() -> None:
         (torch.zeros(2, 2), "sums to 1"),
         (torch.tensor([[2.0, -1.0], [0.0, 1.0]]), "an entry is -1"),
         (torch.tensor([[0.5, 0.0], [0.5, 1.0]]), "sums to 1"),  # the columns do, the rows do not
+        (torch.eye(2, dtype=torch.float16), r"torch\.float16, expected torch\.float32 or torch\.float64"),
+        (torch.eye(2, dtype=torch.int64), r"torch\.int64, expected"),
+        (np.eye(2), r"ndarray, expected a Tensor \[2, 2\]"),
+        (None, "NoneType, expected a Tensor"),
     ],
 )
-def test_other_matrices_are_refused_with_the_reason(weights: Tensor, reason: str) -> None:
+def test_other_matrices_are_refused_with_the_reason(weights: object, reason: str) -> None:
     fault = check_row_stochastic(weights, 2)
     assert fault is not None
     assert re.search(reason, fault)
+
+
+STATES = {"fc.weight": torch.ones(2, 3), "bn.running_mean": torch.zeros(2, 4), "bn.running_var": torch.ones(2, 4)}
+
+
+def test_states_of_the_same_form_pass() -> None:
+    forms = {name: form(t) for name, t in STATES.items()}
+    assert check_states({name: 2 * t for name, t in reversed(STATES.items())}, forms) is None
+    assert check_states(STATES | {"bn.running_var": torch.zeros(2, 4)}, forms) is None
+    assert check_states({}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (None, "NoneType, expected tensors by name"),
+        ([*STATES.values()], "list, expected tensors by name"),
+        ({}, r"0 tensors, expected the 3 .*: bn\.running_mean, bn\.running_var, fc\.weight"),
+        (STATES | {"fc.bias": torch.ones(2)}, r"4 tensors, expected the 3 .*: fc\.bias"),
+        (STATES | {"fc.weight": torch.ones(3)}, r"fc\.weight is torch\.float32 \[3\] on cpu, expected .*\[2, 3\]"),
+        (STATES | {"fc.weight": torch.ones(1, 3)}, r"\[1, 3\] on cpu, expected .*\[2, 3\]"),
+        (STATES | {"fc.weight": torch.ones(2, 3).double()}, r"torch\.float64 .*, expected torch\.float32"),
+        (STATES | {"fc.weight": torch.ones(2, 3, device="meta")}, "on meta, expected .* on cpu"),
+        (STATES | {"fc.weight": torch.ones(2, 3).requires_grad_()}, "with a gradient"),
+        (STATES | {"fc.weight": np.ones((2, 3))}, r"fc\.weight is ndarray"),
+        (STATES | {"fc.weight": torch.full((2, 3), math.inf)}, r"fc\.weight is not finite"),
+        (STATES | {"bn.running_mean": torch.full((2, 4), math.nan)}, r"bn\.running_mean is not finite"),
+        (STATES | {"bn.running_var": torch.full((2, 4), -1e-9)}, r"bn\.running_var is negative"),
+    ],
+)
+def test_other_states_are_refused_with_the_reason(states: object, reason: str) -> None:
+    fault = check_states(states, {name: form(t) for name, t in STATES.items()})
+    assert fault is not None
+    assert re.search(reason, fault), fault
+    assert "\n" not in fault

@@ -1,0 +1,1 @@
+"""An adapter for fedtta_flwr."""

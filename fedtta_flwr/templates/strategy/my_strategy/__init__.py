@@ -1,0 +1,1 @@
+"""A strategy for fedtta_flwr."""

@@ -1,0 +1,58 @@
+"""What the documents show runs as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT, TINY
+
+#: the first line of a block of Python says which file it is
+FILE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The package of docs/strategies.md, in a folder of its own."""
+    files = FILE.findall((ROOT / "docs" / "strategies.md").read_text())
+    assert [path for path, _ in files] == ["my_package/mine.py", "tests/test_mine.py"]
+    for path, text in files:
+        file = tmp_path / "folder" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return tmp_path / "folder"
+
+
+def start(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": path} | variables
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_the_test_of_the_example_passes(package: Path) -> None:
+    done = start(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=package)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.e2e
+def test_the_example_runs_by_its_command(package: Path, tmp_path: Path) -> None:
+    shown = (ROOT / "docs" / "strategies.md").read_text()
+    command = re.search(r"^(FEDTTA_PLUGINS)=(\w+) fedtta (run) (--run-config) \"(.*)\"$", shown, re.MULTILINE)
+    assert command is not None
+    variable, allowed, *arguments = command.groups()
+    # batches large enough that the nearest is who sees the same corruption
+    tiny = [f"{key}={value!r}" for key, value in (TINY | {"batch-size": 50}).items()]
+    arguments += ["--run-config", " ".join(tiny), "--output", str(tmp_path / "run")]
+    done = start(str(Path(sys.executable).with_name("fedtta")), *arguments, folder=package, **{variable: allowed})
+    assert done.returncode == 0, done.stdout + done.stderr
+    with np.load(tmp_path / "run" / "collaboration.npz") as run:
+        weights = run["weights"]
+    pair = np.full((2, 2), 0.5)
+    expected = np.block([[pair, np.zeros((2, 2))], [np.zeros((2, 2)), pair]])  # clients 0, 1 and 2, 3 see the same
+    assert weights.shape == (4, 4, 4)
+    assert (weights == expected).all()
