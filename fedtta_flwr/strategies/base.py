@@ -87,7 +87,7 @@ class PersonalizedStrategy(Strategy):
         self.roster = Roster()
         self.personal: dict[str, State] = {}
         self._round = Round(0)
-        self._sent_to: dict[str, int] = {}
+        self._asked_by: dict[str, list[str]] = {}
         self._resume = 0
         self._resuming: set[str] = set()
 
@@ -330,23 +330,24 @@ class PersonalizedStrategy(Strategy):
     def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
         self._round.bytes_down = sum(payload_bytes(message) for message in messages)
         began = time.perf_counter()
-        replies = send_and_receive(grid, messages, timeout)
+        # Who comes back while others are waited for shall take part in the next round.
+        replies = send_and_receive(grid, messages, timeout, lambda: self.roster.refresh(grid, self.config))
         self._round.seconds["exchange"] = time.perf_counter() - began
-        self._sent_to = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        self._asked_by = {m.metadata.message_id: _clients(m) for m in messages}
         return replies
 
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
-        read = read_replies(round_, replies, self.roster, self._sent_to)
+        read = read_replies(round_, replies, self.roster.classes, self._asked_by)
         rejected = screen(read)
         round_.missing |= rejected
-        self._resuming -= {c for c in self.roster.node_of if c not in round_.missing}
+        self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
         for client, reason in sorted(round_.missing.items()):
             log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
         for client in round_.forgot if round_.number > 1 else ():
             log(logging.WARNING, "round %d: %s goes on without the state that it kept at home", round_.number, client)
-        asked = {c for c, node in self.roster.node_of.items() if node in self._sent_to.values()}
+        asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)
             raise FederationError(f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}")
@@ -360,3 +361,7 @@ class PersonalizedStrategy(Strategy):
         seconds["transport"] = max(0.0, exchange - busy)
         for observer in self.observers:
             observer.on_round(self._round)
+
+
+def _clients(message: Message) -> list[str]:
+    return list(message.content.config_records[INFO]["clients"])  # type: ignore[arg-type]

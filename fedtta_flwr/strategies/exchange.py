@@ -1,15 +1,18 @@
 """Sending a round's messages and collecting the replies, with a short adaptive wait."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 FIRST_WAIT, LONGEST_WAIT = 0.001, 0.05
+LOOK_EVERY = 1.0
 
 
-def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+def send_and_receive(
+    grid: Grid, messages: Sequence[Message], timeout: float, meanwhile: Callable[[], object] = lambda: None
+) -> list[Message]:
     """Push messages and pull their replies until all are there or the time is up.
 
     Flower's own loop sleeps three seconds between two polls of a deployed SuperLink; this one begins with a
@@ -23,6 +26,8 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         At most one a node. Must be a list or tuple: the grid goes over it twice.
     timeout : float
         Seconds.
+    meanwhile : callable
+        Called every second of waiting.
 
     Returns
     -------
@@ -30,7 +35,8 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         In the order of arrival; whose reply is missing is for the caller to find out.
     """
     waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
-    deadline, wait = time.monotonic() + timeout, FIRST_WAIT
+    looked = time.monotonic()
+    deadline, wait = looked + timeout, FIRST_WAIT
     replies: list[Message] = []
     while waiting:
         arrived = list(grid.pull_messages(sorted(waiting)))
@@ -39,6 +45,9 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         if arrived:
             wait = FIRST_WAIT
             continue
+        if time.monotonic() - looked > LOOK_EVERY:
+            meanwhile()
+            looked = time.monotonic()
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             break

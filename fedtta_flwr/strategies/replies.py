@@ -16,7 +16,6 @@ from fedtta_flwr.records import (
     payload_bytes,
     unstack,
 )
-from fedtta_flwr.strategies.roster import Roster
 from fedtta_flwr.strategies.rounds import Counts, Round, busy_seconds
 from fedtta_flwr.strategies.updates import Update
 
@@ -26,26 +25,25 @@ SEEN_FOR = {LATE: "late-seen", "post": "post-seen"}
 
 
 def read_replies(
-    round_: Round, replies: Iterable[Message], roster: Roster, sent_to: Mapping[str, int]
+    round_: Round, replies: Iterable[Message], classes: int, asked_by: Mapping[str, Sequence[str]]
 ) -> dict[str, Update]:
     """Enter replies into `round_` (counts, bytes, seconds, who is missing) and return the updates by client.
 
-    `sent_to` maps the id of each message sent to its node: an error that the SuperLink reports on a node's behalf
-    carries the SuperLink's own node id.
+    `asked_by` maps the id of each message sent to the clients that it asked: an error that the SuperLink reports on a
+    node's behalf carries the SuperLink's own node id, and a client may have moved to another node meanwhile.
     """
     updates: dict[str, Update] = {}
-    hosted = roster.nodes()
     answered: set[str] = set()
     intervals: list[tuple[float, float]] = []
     for reply in replies:
-        asked = hosted.get(sent_to[reply.metadata.reply_to_message_id], [])
+        asked = asked_by[reply.metadata.reply_to_message_id]
         answered.update(asked)
         if (error := error_of(reply)) is None:
-            error = _enter(round_, reply, asked, roster.classes, updates, intervals)
+            error = _enter(round_, reply, asked, classes, updates, intervals)
         if error is not None:
             round_.missing |= dict.fromkeys(asked, error)
     round_.samples = sum(update.examples for update in updates.values())
-    all_asked = {client for node in sent_to.values() for client in hosted.get(node, [])}
+    all_asked = {client for clients in asked_by.values() for client in clients}
     round_.missing |= dict.fromkeys(all_asked - answered, "no reply in time")
     round_.seconds["client"] = sum(end - start for start, end in intervals)
     round_.seconds["busy"] = busy_seconds(intervals)

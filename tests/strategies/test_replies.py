@@ -13,12 +13,11 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, to_arrays
 from fedtta_flwr.strategies.exchange import send_and_receive
 from fedtta_flwr.strategies.replies import read_replies
-from fedtta_flwr.strategies.roster import Roster
 from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.updates import Update
 
 #: partition 0 is node 2, partition 1 is node 3
-ROSTER = Roster({"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 4, "c": 4}, classes=2, present={2, 3})
+HOSTED = {2: ["a", "c"], 3: ["b"]}
 Make = Callable[[Message], Message]
 
 
@@ -96,9 +95,10 @@ def read(
     answering = [m for m, make in zip(messages, makes, strict=True) if make is not None]
     replies = send_and_receive(grid, answering, 1.0)
     replies.sort(key=lambda reply: reply.metadata.src_node_id, reverse=backwards)
-    sent_to = {m.metadata.message_id or f"silent-{m.metadata.dst_node_id}": m.metadata.dst_node_id for m in messages}
+    sent = {m.metadata.message_id or f"silent-{m.metadata.dst_node_id}": m.metadata.dst_node_id for m in messages}
+    asked_by = {message_id: HOSTED[node] for message_id, node in sent.items()}
     round_ = Round(number)
-    return round_, read_replies(round_, replies, ROSTER, sent_to), replies
+    return round_, read_replies(round_, replies, 2, asked_by), replies
 
 
 @pytest.mark.parametrize("backwards", [False, True])

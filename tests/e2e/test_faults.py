@@ -1,0 +1,356 @@
+"""What a real federation survives: killed devices, servers and runs, and a link that is cut while a round goes on.
+
+Devices, server and run are processes of their own on real sockets. A device can be held inside a visit, so that a fault
+strikes at a known place. Each result is compared with a run in one process of those who took part.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.run_config import read_overrides
+from fedtta_flwr.server import federation
+from tests.conftest import load_root
+from tests.e2e.test_deployment import free_ports, until
+
+CLIENTS = ("client-00", "client-01", "client-02")
+VICTIM = CLIENTS[1]
+RUN = (
+    "num-clients=3 classes=10 slots-per-corruption=3 shift-length=3 batch-size=5 spatial-heterogeneity=0.7 "
+    "corruptions='brightness,contrast' adapter='tent' checkpoint-every=1"
+)
+#: a stream that stops where a file says so, until the file is gone
+STREAM = """
+import os
+import time
+from pathlib import Path
+
+from fedtta_flwr.data.build import build_stream, open_data
+
+
+class Held:
+    def __init__(self, stream, client):
+        self._stream, self._client, self.domains = stream, client, stream.domains
+
+    def __len__(self):
+        return len(self._stream)
+
+    def batch(self, slot):
+        hold = Path(os.environ["HOLDS"], f"{self._client}-{slot}")
+        while hold.exists():
+            hold.with_suffix(".reached").touch()
+            time.sleep(0.05)
+        return self._stream.batch(slot)
+
+
+def stream(config, client):
+    config = config.model_copy(update={"stream": ""})
+    return Held(build_stream(config, client, open_data(config)), client)
+"""
+
+
+class Fleet:
+    """A server and three devices, without TLS; `at` says on which host, if there are several."""
+
+    def __init__(
+        self, folder: Path, env: Mapping[str, str], server_host: str = "127.0.0.1", netns: bool = False
+    ) -> None:
+        self.folder, self._host, self._netns = folder, server_host, netns
+        self.ports = dict(zip(("fleet", "control"), free_ports(2), strict=True))
+        (folder / "holds").mkdir()
+        (folder / "held_streams.py").write_text(STREAM)
+        self._env = dict(env) | {
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": "1",
+            "HOLDS": str(folder / "holds"),
+            "PYTHONPATH": os.pathsep.join([str(folder), env.get("PYTHONPATH", "")]),
+        }
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *command: str, host: int = 0) -> subprocess.Popen[bytes]:
+        """Start a process, leader of a group of its own, whose output goes to NAME.log."""
+        inside = ["ip", "netns", "exec", f"fedtta{host}"] if self._netns else []
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*inside, *command],
+                cwd=self.folder, env=self._env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.processes[name] = process
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def serve(self) -> None:
+        """Start the server, or start it again, and wait until it is there."""
+        before = self.log("server").count("Application startup complete") if "server" in self.processes else 0
+        command = ["fedtta", "serve", "--insecure", "--host", self._host, "--fleet-port", str(self.ports["fleet"])]
+        command += ["--control", f"127.0.0.1:{self.ports['control']}", "--state-dir", str(self.folder / "server")]
+        self.start("server", *command)
+        until(lambda: self.log("server").count("Application startup complete") > before, "no server")
+
+    def join(self, client: str) -> None:
+        """Start a device that hosts one client."""
+        command = ["fedtta", "join", f"{self._host}:{self.ports['fleet']}", "--insecure", "--client", client]
+        command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}")]
+        self.start(client, *command, host=1 + CLIENTS.index(client))
+
+    def run(self, *more: str, timeout: float = 15.0) -> None:
+        """Start a run; it goes on in the background."""
+        command = ["fedtta", "run", "--engine", "deployment", "--insecure"]
+        command += ["--control", f"127.0.0.1:{self.ports['control']}", *more]
+        if "--resume" not in more:
+            command += ["--run-config", f"{RUN} round-timeout={timeout}", "--output", str(self.folder / "run")]
+        self.start("run", *command)
+
+    def ended(self) -> int:
+        """Wait for the run's end."""
+        until(lambda: self.processes["run"].poll() is not None, "the run goes on and on: " + self.log("run")[-2000:])
+        return int(self.processes["run"].returncode)
+
+    def hold(self, client: str, slot: int) -> Callable[[], None]:
+        """Hold a device inside its visit to a slot; return what lets it go on."""
+        hold = self.folder / "holds" / f"{client}-{slot}"
+        hold.touch()
+        return hold.unlink
+
+    def wait_inside(self, client: str, slot: int) -> None:
+        reached = self.folder / "holds" / f"{client}-{slot}.reached"
+        until(
+            reached.exists, f"{client} does not reach slot {slot}: {self.log(client)[-2000:]} {self.log('run')[-2000:]}"
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all that it started, as a power cut would."""
+        for pid in [self.processes[name].pid, *descendants(self.processes[name].pid)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.processes.pop(name).wait()
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.folder / "run" / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def end(self) -> None:
+        for name in reversed(list(self.processes)):
+            self.kill(name)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+class Lossy(LocalGrid):
+    """In one process: some clients are not reached in some rounds, or their replies are lost.
+
+    Parameters
+    ----------
+    unreached, lost : mapping of int to sequence of str
+        Round -> clients.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        config: RunConfig,
+        unreached: Mapping[int, Sequence[str]] = {},
+        lost: Mapping[int, Sequence[str]] = {},
+    ) -> None:
+        super().__init__(app, config.to_flat(), len(CLIENTS))
+        self._unreached, self._lost = unreached, lost
+        self.host(CLIENTS)
+
+    def host(self, clients: Sequence[str]) -> None:
+        for context, client in zip(self._contexts.values(), clients, strict=True):
+            context.node_config = {"clients": client}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            info = message.content.config_records.get("visit", {})
+            number, clients = int(info.get("round", 0)), list(info.get("clients", ()))  # type: ignore[call-overload]
+            if set(clients) & set(self._unreached.get(number, ())):
+                message.metadata.__dict__["_message_id"] = f"unreached-{number}-{clients[0]}"
+                ids.append(message.metadata.message_id)
+                continue
+            (message_id,) = super().push_messages([message])
+            ids.append(message_id)
+            if set(clients) & set(self._lost.get(number, ())):
+                del self._replies[message_id]
+        return ids
+
+
+def alone(folder: Path, **losses: Mapping[int, Sequence[str]]) -> Path:
+    """The same run in one process, with the same losses."""
+    path = folder / "alone"
+    flat = read_overrides([RUN]) | {"output-dir": str(path), "round-timeout": 0.05}
+    with federation(flat) as strategy:
+        strategy.start(Lossy(load_root("client_app").app, RunConfig.from_flat(flat), **losses))
+    return path
+
+
+def same(mine: Path, theirs: Path) -> None:
+    """Assert that two runs ended alike: accuracies, who took part, and every collaboration matrix, bit for bit."""
+    found, expected = (json.loads((path / "summary.json").read_text()) for path in (mine, theirs))
+    assert found["finished"]
+    assert expected["finished"]
+    lines = [[json.loads(line) for line in (p / "rounds.jsonl").read_text().splitlines()] for p in (mine, theirs)]
+    for key in ("round", "clients", "samples", "accuracy", "forgot"):
+        assert [line[key] for line in lines[0]] == [line[key] for line in lines[1]], key
+    assert found["accuracy"] == expected["accuracy"]
+    with np.load(mine / "collaboration.npz") as a, np.load(theirs / "collaboration.npz") as b:
+        assert a["weights"].tobytes() == b["weights"].tobytes()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, environment: dict[str, str]) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, environment)
+    try:
+        made.serve()
+        for client in CLIENTS:
+            made.join(client)
+        yield made
+    finally:
+        made.end()
+
+
+def missed(fleet: Fleet) -> dict[int, list[str]]:
+    """Round -> who was missing."""
+    return {line["round"]: list(line["screened"]) for line in fleet.lines() if line["screened"]}
+
+
+def test_a_killed_device_comes_back_as_another_node_and_finds_its_own_state(fleet: Fleet) -> None:
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run()
+    fleet.wait_inside(VICTIM, slot=1)
+    fleet.kill(VICTIM)
+    let_go()
+    fleet.join(VICTIM)
+    assert fleet.ended() == 0, fleet.log("run")
+    gone = missed(fleet)
+    assert 2 in gone
+    assert set(map(tuple, gone.values())) == {(VICTIM,)}
+    assert len(gone) < 5, "it has not come back"
+    assert all(line["forgot"] == [] for line in fleet.lines())
+    same(fleet.folder / "run", alone(fleet.folder, unreached=gone))
+
+
+def test_a_killed_run_resumes_from_its_checkpoint(fleet: Fleet) -> None:
+    let_go = fleet.hold(VICTIM, slot=2)
+    fleet.run(timeout=600.0)
+    fleet.wait_inside(VICTIM, slot=2)
+    (run_process,) = [pid for pid in descendants(fleet.processes["server"].pid) if is_program(pid, "flwr-serverapp")]
+    os.kill(run_process, signal.SIGKILL)
+    fleet.kill("run")
+    let_go()
+    assert not json.loads((fleet.folder / "run" / "summary.json").read_text())["finished"]
+    fleet.run("--resume", str(fleet.folder / "run"))
+    assert fleet.ended() == 0, fleet.log("run")
+    same(fleet.folder / "run", alone(fleet.folder))
+
+
+def test_a_killed_server_starts_again_and_the_run_resumes(fleet: Fleet) -> None:
+    let_go = fleet.hold(VICTIM, slot=2)
+    fleet.run(timeout=600.0)
+    fleet.wait_inside(VICTIM, slot=2)
+    fleet.kill("server")
+    fleet.kill("run")
+    let_go()
+    fleet.serve()
+    fleet.run("--resume", str(fleet.folder / "run"))
+    assert fleet.ended() == 0, fleet.log("run")
+    same(fleet.folder / "run", alone(fleet.folder))
+
+
+def is_program(pid: int, name: str) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(Path(word.decode(errors="replace")).name == name for word in words[:3])
+
+
+# -------------------------------------------------------------------------------------------------- several hosts
+
+
+def network(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[None]:
+    """Four hosts on a switch: network namespaces fedtta0 (the server) to fedtta3, 10.77.0.1 to 10.77.0.4."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    names = ["fedttasw", *(f"fedtta{i}" for i in range(4))]
+    try:
+        for name in names:
+            network(f"netns add {name}")
+        network("-n fedttasw link add br0 type bridge", "-n fedttasw link set br0 up")
+        for i in range(4):
+            network(
+                f"-n fedttasw link add p{i} type veth peer name eth0 netns fedtta{i}",
+                f"-n fedttasw link set p{i} master br0 up",
+                f"-n fedtta{i} link set lo up",
+                f"-n fedtta{i} addr add 10.77.0.{i + 1}/24 dev eth0",
+                f"-n fedtta{i} link set eth0 up",
+            )
+    except subprocess.CalledProcessError as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    yield
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_a_link_is_cut_in_mid_round_and_healed(hosts: None, tmp_path: Path, environment: dict[str, str]) -> None:
+    fleet = Fleet(tmp_path, environment, server_host="10.77.0.1", netns=True)
+    try:
+        fleet.serve()
+        for client in CLIENTS:
+            fleet.join(client)
+        let_go = fleet.hold(VICTIM, slot=1)
+        fleet.run()
+        fleet.wait_inside(VICTIM, slot=1)
+        network("-n fedttasw link set p2 down")
+        let_go()
+        until(lambda: len(fleet.lines()) >= 2, "the others do not go on")
+        time.sleep(1)
+        network("-n fedttasw link set p2 up")
+        assert fleet.ended() == 0, fleet.log("run")
+        gone = missed(fleet)
+        assert 2 in gone
+        assert set(map(tuple, gone.values())) == {(VICTIM,)}
+        later = {number: who for number, who in gone.items() if number > 2}
+        same(fleet.folder / "run", alone(fleet.folder, lost={2: [VICTIM]}, unreached=later))
+    finally:
+        fleet.end()
