@@ -107,7 +107,7 @@ class Fleet:
         command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}")]
         self.start(client, *command, host=1 + CLIENTS.index(client))
 
-    def run(self, *more: str, timeout: float = 15.0) -> None:
+    def run(self, *more: str, timeout: float = 40.0) -> None:
         """Start a run; it goes on in the background."""
         command = ["fedtta", "run", "--engine", "deployment", "--insecure"]
         command += ["--control", f"127.0.0.1:{self.ports['control']}", *more]
