@@ -86,15 +86,16 @@ def arrays(block: dict[str, Tensor]) -> dict[str, Array]:
 
 
 class Recorded:
-    """The masks that were drawn, and the losses and attention of each step, as they really were."""
+    """The masks that were drawn and from what, and the losses and attention of each step, as they really were."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.masks: list[list[Array]] = []
+        self.drawn_from: list[Array] = []
         self.losses: list[float] = []
         self.attention: list[Attention] = []
         drawn: list[Array] = []
         for name in ("temporal_mask", "spatial_mask"):
-            monkeypatch.setattr(ts_block, name, self._listening(getattr(ts_block, name), drawn))
+            monkeypatch.setattr(ts_block, name, self._listening(getattr(ts_block, name), drawn, self.drawn_from))
         step = ts_block.loss_and_attention
 
         def listening(*arguments: Any) -> tuple[Tensor, Attention]:
@@ -108,10 +109,11 @@ class Recorded:
         monkeypatch.setattr(ts_block, "loss_and_attention", listening)
 
     @staticmethod
-    def _listening(draw: Any, drawn: list[Array]) -> Any:
+    def _listening(draw: Any, drawn: list[Array], drawn_from: list[Array]) -> Any:
         def listening(*arguments: Any) -> Tensor:
             keep = draw(*arguments)
             drawn.append(keep.numpy())
+            drawn_from.extend(t.numpy() for t in arguments if isinstance(t, Tensor))
             return keep
 
         return listening
@@ -150,6 +152,18 @@ def test_masked_cells_have_no_weight_in_the_second_term(
     plain = loss_and_attention(block, x, WITHOUT, rng())[1]  # the masks have no part in W
     torch.testing.assert_close(attention.spatial, plain.spatial, rtol=1e-12, atol=0)
     torch.testing.assert_close(attention.temporal, plain.temporal, rtol=1e-12, atol=0)
+
+
+def test_masks_are_drawn_from_attention_without_masks_and_attended_features(monkeypatch) -> None:
+    recorded = Recorded(monkeypatch)
+    x, block = features(5, 3, 4), random_block(4, 1)
+    ts_block.loss_and_attention(block, x, FedTSAOptions(), rng())
+    over_time, attention, attended = recorded.drawn_from
+    temporal, spatial, _ = block_by_loops(x.numpy(), arrays(block))
+    assert over_time == pytest.approx(temporal, rel=1e-9)
+    assert attention == pytest.approx(spatial[-1], rel=1e-9)
+    last = [temporal[i, -1] @ x[i].numpy() for i in range(5)]
+    assert attended == pytest.approx(np.array(last), rel=1e-9)
 
 
 def test_a_bare_softmax_of_inner_products_is_where_training_begins() -> None:
@@ -331,16 +345,29 @@ def is_stochastic(w: Tensor) -> bool:
 
 @pytest.mark.parametrize("masks", ["sampling", "bernoulli"])
 @pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e3, 1e17, 1e20, 1e30, 1e37])
-def test_extreme_scales(masks: Any, scale: float) -> None:
+def test_extreme_scales(monkeypatch, masks: Any, scale: float) -> None:
+    recorded = Recorded(monkeypatch)
     x = (features(6, 4, 8) * scale).float()
     options = FedTSAOptions(masks=masks, steps=5)
     attention, block = train_block(new_block(8), x, options, rng())
     assert is_stochastic(attention.spatial)
     assert is_stochastic(attention.temporal)
     assert all(t.isfinite().all() for t in block.values())
-    if scale >= 1e20:  # beyond float32's squares: as without training
+    if scale >= 1e20:  # beyond float32's squares: as without training, which ends at once
+        assert len(recorded.losses) == 1
         assert torch.equal(attention.spatial, untrained_attention(x).spatial)
         assert all(torch.equal(t, new_block(8)[name]) for name, t in block.items())
+
+
+def test_a_block_that_is_no_longer_finite_is_given_up(monkeypatch) -> None:
+    """A step beyond all numbers: the attention before it is kept, and the block from which it began."""
+    recorded = Recorded(monkeypatch)
+    x, block = features(4, 3, 5, dtype=torch.float32), new_block(5)
+    attention, after = train_block(block, x, FedTSAOptions(learning_rate=1e39, steps=9), rng())
+    assert len(recorded.losses) == 2
+    assert math.isnan(recorded.losses[1])
+    assert torch.equal(attention.spatial, recorded.attention[0].spatial)
+    assert all(torch.equal(t, new_block(5)[name]) for name, t in after.items())
 
 
 @pytest.mark.parametrize("masks", ["sampling", "bernoulli"])
