@@ -5,8 +5,9 @@ import os
 import platform
 import time
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class RunDirectory:
             "config": config.to_flat(),
             "hash": config.fingerprint(),
             "code": code_fingerprint(),
-            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": _versions() | {"python": platform.python_version()},
             "clients": list(clients),
             "rounds": rounds,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,6 +188,15 @@ def run_path(config: RunConfig) -> Path:
             f"(`fedtta run --output DIR` takes relative ones)"
         )
     return path
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that are there; a deployed server needs no Ray."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _micro(counts: list[Any]) -> dict[str, float]:
