@@ -5,8 +5,9 @@ import os
 import platform
 import time
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class RunDirectory:
             "config": config.to_flat(),
             "hash": config.fingerprint(),
             "code": code_fingerprint(),
-            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": _versions() | {"python": platform.python_version()},
             "clients": list(clients),
             "rounds": rounds,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -238,6 +239,15 @@ def run_path(config: RunConfig) -> Path:
 
 def _stacked(tallies: list[NDArray[np.int64]]) -> Tensor:
     return torch.from_numpy(np.stack(tallies) if tallies else np.zeros((0, 2, 0), dtype=np.int64))
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that are there; a deployed server needs no Ray."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _micro(counts: list[Any]) -> dict[str, float]:

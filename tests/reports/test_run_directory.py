@@ -16,6 +16,7 @@ from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.reports import run_directory
 from fedtta_flwr.reports.run_directory import RunDirectory, default_path, run_path
 from fedtta_flwr.strategies.rounds import Counts, Round
 
@@ -120,6 +121,14 @@ def test_config_says_what_ran(directory: RunDirectory, config: RunConfig) -> Non
     assert about["rounds"] == 2
     assert about["versions"]["torch"] == torch.__version__.partition("+")[0] or "torch" in about["versions"]
     assert {"flwr", "torch", "numpy", "python"} <= set(about["versions"])
+
+
+def test_a_server_without_ray_writes_its_config(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_directory, "PACKAGES", ("numpy", "no-such-package"))
+    RunDirectory(tmp_path / "run").on_start(config, ("a", "b", "c"), 2)
+    assert set(json.loads((tmp_path / "run" / "config.json").read_text())["versions"]) == {"numpy", "python"}
 
 
 def test_a_run_that_just_began_says_that_it_is_not_finished(tmp_path: Path, config: RunConfig) -> None:
