@@ -26,6 +26,7 @@ from fedtta_flwr.options import (
     EATAOptions,
     EntropyOptions,
     FedAvgMOptions,
+    FedAMPOptions,
     FedCTTAOptions,
     FedProxOptions,
     FedTSAOptions,
@@ -38,6 +39,7 @@ from fedtta_flwr.options import (
     Options,
     PFedBBNOptions,
     PFedSDOptions,
+    PFedGraphOptions,
     ROIDOptions,
     RoTTAOptions,
     SAROptions,
@@ -193,6 +195,8 @@ class RunConfig(BaseModel):
     ldawa: LDAWAOptions = LDAWAOptions()
     pfedbbn: PFedBBNOptions = PFedBBNOptions()
     fedtsa: FedTSAOptions = FedTSAOptions()
+    fedamp: FedAMPOptions = FedAMPOptions()
+    pfedgraph: PFedGraphOptions = PFedGraphOptions()
 
     @field_validator("strategy")
     @classmethod

@@ -365,5 +365,26 @@ class FedTSAOptions(Options):
         return self
 
 
+class FedAMPOptions(Options):
+    """FedAMP: the nearer two clients' states, the more they attend to each other."""
+
+    rule: Literal["normalised", "original", "cosine"] = Field(
+        "normalised",
+        description="normalised: the others share what self-weight leaves; original: the paper's; cosine: HeurFedAMP "
+        "as pFedGraph compares with it, self-weight 0.3",
+    )
+    self_weight: Unit = Field(0.3, description="normalised, cosine: what a client keeps of its own state")
+    sigma: Positive = Field(1.0, description="scale of the mean squared distances; the larger, the more equal weights")
+    alpha: Positive = Field(1.0, description="original: factor of the others' weights; divides the local term")
+    weight: NotNegative = Field(1.0, description="lambda, of the local term; 0.0 = none")
+
+
+class PFedGraphOptions(Options):
+    """pFedGraph: a collaboration graph between the samples' shares and the most similar clients."""
+
+    lam: Positive = Field(0.8, description="lambda: large = shares of samples, small = the most similar clients alone")
+    weight: NotNegative = Field(0.01, description="of the local term; 0.0 = none")
+
+
 class NoOptions(Options):
     """A method without hyper-parameters."""

@@ -36,6 +36,14 @@ STRATEGIES: dict[str, tuple[str, str]] = {
         "fedtta_flwr.strategies.fedtsa:FedTSA",
         "attention over time and clients, trained on their features (KDD 2024)",
     ),
+    "fedamp": (
+        "fedtta_flwr.strategies.fedamp:FedAMP",
+        "attention between clients whose states are near (AAAI 2021)",
+    ),
+    "pfedgraph": (
+        "fedtta_flwr.strategies.pfedgraph:PFedGraph",
+        "a collaboration graph from the directions in which clients move (ICML 2023)",
+    ),
 }
 
 

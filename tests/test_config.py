@@ -261,6 +261,14 @@ METHODS |= {
         "mix-time": (FLAG, True),
         "warm-start": (FLAG, True),
     },
+    "fedamp": {
+        "rule": (words("normalised", "original", "cosine"), "original"),
+        "self-weight": (UNIT, 0.5),
+        "sigma": (POSITIVE, 0.1),
+        "alpha": (POSITIVE, 0.1),
+        "weight": (NOT_NEGATIVE, 0.0),
+    },
+    "pfedgraph": {"lam": (POSITIVE, 0.1), "weight": (NOT_NEGATIVE, 0.0)},
 }
 for method, rows in METHODS.items():
     WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError
-from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, stack, to_arrays
+from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
 from fedtta_flwr.strategies.replies import read_replies
@@ -32,6 +32,7 @@ from fedtta_flwr.strategies.updates import (
     check_states,
     form,
     mix,
+    mix_,
     screen,
     stack_updates,
 )
@@ -98,6 +99,8 @@ class PersonalizedStrategy(Strategy):
     def personalize(self, updates: Updates) -> State:
         """Return the clients' new states, each [N, *shape].
 
+        If the updates are expendable, the mixture takes their memory, and ``updates.state`` is empty afterwards.
+
         Raises
         ------
         FederationError
@@ -107,7 +110,8 @@ class PersonalizedStrategy(Strategy):
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
         self._round.weights = weights = weights.detach().cpu().clamp_min(0)
-        return mix(weights, updates.state, moments=self.config.bn_pooling == "moments")
+        mixing = mix_ if updates.expendable else mix
+        return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
     def memory(self) -> State:
         """Return what the method remembers from round to round, tensors by name; for checkpoints."""
@@ -224,13 +228,17 @@ class PersonalizedStrategy(Strategy):
         """
         read, rejected = self._read(replies)
         if len(read) > len(rejected):
-            updates = stack_updates(server_round, read, rejected, self.personal, self.source)
+            # Where the method is W @ theta and no more, nobody looks at the states again once they are mixed.
+            expendable = type(self).personalize is PersonalizedStrategy.personalize
+            updates = stack_updates(server_round, read, rejected, self.personal, self.source, expendable=expendable)
+            read.clear()  # they have been copied
             self._round.clients = updates.clients
-            if enough := len(updates) >= self.config.quorum:
+            if len(updates) >= self.config.quorum:
                 forms = {name: form(t) for name, t in updates.state.items()}
                 mixed = self.personalize(updates)
                 if (fault := check_states(mixed, forms)) is not None:
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
+                self._keep(updates.clients, mixed)
             else:
                 log(
                     logging.WARNING,
@@ -239,8 +247,7 @@ class PersonalizedStrategy(Strategy):
                     len(updates),
                     self.config.quorum,
                 )
-            for i, client in enumerate(updates.clients):
-                self.personal[client] = {name: t[i] for name, t in (mixed if enough else updates.state).items()}
+                self._keep(updates.clients, updates.state)
         return None, MetricRecord({"samples": self._round.samples})
 
     def configure_evaluate(
@@ -289,6 +296,19 @@ class PersonalizedStrategy(Strategy):
             time.sleep(LONGEST_WAIT)
             self.roster.refresh(grid, self.config)
 
+    def _keep(self, clients: tuple[str, ...], states: State) -> None:
+        """Make the stacked states the clients' personal ones, as views; one who was absent gets a copy of its own.
+
+        A view holds the stacked tensors of a whole round in memory, which only those who leave together may share.
+        """
+        for client in self.personal.keys() - set(clients):
+            self.personal[client] = {
+                name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone()
+                for name, t in self.personal[client].items()
+            }
+        for i, client in enumerate(clients):
+            self.personal[client] = unstack(states, i)
+
     def _messages(self, slots: int) -> list[Message]:
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
         options |= {f"objective.{key}": value for key, value in self.objectives.items()}
@@ -312,7 +332,7 @@ class PersonalizedStrategy(Strategy):
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
             if known:
-                content[STATE] = to_arrays(stack([self.personal[client] for client in known]))
+                content[STATE] = to_stacked_arrays([self.personal[client] for client in known])
             messages.append(
                 Message(
                     content,

@@ -1,7 +1,11 @@
 """How alike clients are, and the weights that follow: float64, differences before squares."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+BLOCK = 8192  # columns of [N, P] that are turned into float64 at once
 
 
 def distances(x: Tensor) -> Tensor:
@@ -41,3 +45,41 @@ def median_nearest(distance: Tensor) -> Tensor:
     Infinity for a client without others.
     """
     return distance.clone().fill_diagonal_(torch.inf).amin(dim=1).median()
+
+
+def gram(state: Mapping[str, Tensor], source: Mapping[str, Tensor], clients: int) -> Tensor:
+    """Return G [N, N], ``G_ij = <theta_i - theta_0, theta_j - theta_0>`` over all tensors of the states together.
+
+    For whole states, of which one pass over all pairs would take minutes. The differences are taken before the
+    products, and from the source model, which no client can move: one that is far away costs the others no precision.
+
+    Parameters
+    ----------
+    state : mapping of str to Tensor
+        Adapted states theta_i, each [N, *shape]. Of an empty one G is zero.
+    source : mapping of str to Tensor
+        theta_0, each [*shape].
+    clients : int
+        N.
+    """
+    total = torch.zeros((clients, clients), dtype=torch.float64)
+    for name, t in state.items():
+        rows, origin = t.reshape(clients, t.numel() // clients), source[name].flatten()
+        for start in range(0, len(origin), BLOCK):
+            block = slice(start, start + BLOCK)
+            delta = rows[:, block].to(torch.float64) - origin[block]
+            total.addmm_(delta, delta.T)
+    return total
+
+
+def squared_distances(products: Tensor) -> Tensor:
+    """Return ``||theta_i - theta_j||^2`` [N, N] from their Gram matrix [N, N]; exactly 0 on the diagonal."""
+    norms = products.diagonal()
+    return (norms[:, None] + norms - 2 * products).clamp_min_(0).fill_diagonal_(0)
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Return the cosines [N, N] of the angles from a Gram matrix [N, N]; 0 where a vector is zero, even with itself."""
+    norms = products.diagonal().sqrt()
+    lengths = norms[:, None] * norms
+    return torch.where(lengths > 0, products / lengths, 0.0).clamp_(-1, 1)

@@ -7,8 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from fedtta_flwr.strategies.similarity import distances, median_distance, median_nearest, softmax_weights
+from fedtta_flwr.strategies import similarity
+from fedtta_flwr.strategies.similarity import (
+    cosines,
+    distances,
+    gram,
+    median_distance,
+    median_nearest,
+    softmax_weights,
+    squared_distances,
+)
 
 ROWS = st.integers(1, 7).flatmap(
     lambda p: st.lists(st.lists(st.sampled_from([-2.0, -0.5, 0.0, 0.5, 3.0]), min_size=p, max_size=p), min_size=1)
@@ -62,3 +72,87 @@ def test_a_scale_of_zero_is_the_limit() -> None:
     assert softmax_weights(twins, 0.0).tolist() == softmax_weights(twins, torch.tensor(0.0)).tolist() == expected
     torch.testing.assert_close(softmax_weights(twins, 1e-300).tolist(), expected)
     assert softmax_weights(torch.zeros(4, 4), 0.0).tolist() == [[0.25] * 4] * 4
+
+
+# ------------------------------------------------------------------------------------------------- of whole states
+
+SHAPES = {"conv.weight": (2, 3), "bn.running_mean": (4,), "scalar": ()}
+
+
+def draw(clients: int, seed: int, scale: float = 1.0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Stacked states and a source model, float32."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: scale * torch.randn((clients, *shape), generator=generator) for name, shape in SHAPES.items()}
+    return state, {name: scale * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def vectors(state: dict[str, Tensor], client: int) -> list[float]:
+    return [value for t in state.values() for value in t[client].flatten().tolist()]
+
+
+def moves(state: dict[str, Tensor], source: dict[str, Tensor], clients: int) -> list[list[float]]:
+    """theta_i - theta_0 with Python floats."""
+    origin = [value for t in source.values() for value in t.flatten().tolist()]
+    return [[a - b for a, b in zip(vectors(state, i), origin, strict=True)] for i in range(clients)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(1, 6), seed=st.integers(0, 10_000), scale=st.sampled_from([1e-38, 1e-3, 1.0, 1e37]))
+def test_distances_and_cosines_are_those_of_the_definitions(n: int, seed: int, scale: float) -> None:
+    state, source = draw(n, seed, scale)
+    products = gram(state, source, n)
+    assert products.dtype == torch.float64
+    distances, angles = squared_distances(products), cosines(products)
+    delta = moves(state, source, n)
+    for i in range(n):
+        for j in range(n):
+            expected = sum((a - b) ** 2 for a, b in zip(vectors(state, i), vectors(state, j), strict=True))
+            assert distances[i, j].item() == pytest.approx(expected, rel=1e-12, abs=0)
+            lengths = math.hypot(*delta[i]) * math.hypot(*delta[j])
+            dot = math.fsum(a * b for a, b in zip(delta[i], delta[j], strict=True))
+            assert angles[i, j].item() == pytest.approx(dot / lengths, abs=1e-14)
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, source = draw(5, 0)
+    whole = gram(state, source, 5)
+    for block in (1, 2, 5):
+        monkeypatch.setattr(similarity, "BLOCK", block)
+        torch.testing.assert_close(gram(state, source, 5), whole, rtol=1e-13, atol=1e-13)
+
+
+def test_nothing_uploaded_is_no_distance_and_no_direction() -> None:
+    products = gram({}, {}, 3)
+    assert squared_distances(products).tolist() == [[0.0] * 3] * 3
+    assert cosines(products).tolist() == [[0.0] * 3] * 3
+
+
+def test_a_tensor_without_entries_counts_nothing() -> None:
+    state, source = draw(3, 1)
+    more = gram(state | {"empty": torch.zeros(3, 0)}, source | {"empty": torch.zeros(0)}, 3)
+    assert torch.equal(more, gram(state, source, 3))
+
+
+def test_a_client_far_away_costs_the_others_no_precision() -> None:
+    source = {"t": torch.zeros(4)}
+    near = torch.tensor([[1.0, 0, 0, 0], [1.0, 2**-20, 0, 0], [1.0, 0, 0, 0]])
+    far = torch.full((1, 4), 1e37)
+    distances = squared_distances(gram({"t": torch.cat([near, far])}, source, 4))
+    assert distances[0, 1].item() == pytest.approx(2.0**-40, rel=1e-3)
+    assert distances[0, 2].item() == 0.0
+    assert distances[0, 3].item() == pytest.approx(4 * 1e74, rel=1e-5)
+
+
+def test_a_client_that_has_not_moved_has_no_angle() -> None:
+    state = {"t": torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 2.0]])}
+    angles = cosines(gram(state, {"t": torch.tensor([1.0, 2.0])}, 3))
+    assert angles.tolist() == [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+
+
+def test_states_are_left_alone() -> None:
+    state, source = draw(3, 2)
+    for dtype in (torch.float32, torch.float64):
+        given = {name: t.to(dtype) for name, t in state.items()}
+        before = {name: t.clone() for name, t in given.items()}
+        gram(given, {name: t.to(dtype) for name, t in source.items()}, 3)
+        assert all(torch.equal(given[name], before[name]) for name in given)
