@@ -17,6 +17,7 @@ from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
+from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.workbench import make_adapter
@@ -85,6 +86,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
     strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
     strategy.observers = [directory, Terminal(directory)]
+    if strategy.selective and strategy.source:  # where nothing travels, nobody misses a choice
+        strategy.observers.append(Watch())
     try:
         yield strategy
     except BaseException:

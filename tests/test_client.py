@@ -72,7 +72,7 @@ def personal_states(run: Any) -> dict[tuple[int, str], dict[str, bytes]]:
 def metrics(run: Any) -> Any:
     """Everything in the results that is no time and no number of bytes (each node adds its own header)."""
     lines = [
-        {key: line[key] for key in ("round", "clients", "samples", "accuracy", "self_weight")} for line in run.lines()
+        {key: line[key] for key in ("round", "clients", "samples", "accuracy", "collaboration")} for line in run.lines()
     ]
     with np.load(run.path / "collaboration.npz") as arrays:
         weights = arrays["weights"].tobytes()
@@ -348,7 +348,7 @@ def test_a_batch_of_one(run_local: Run) -> None:
 def test_fewer_rounds_are_the_beginning_of_more(base: Any, run_local: Run) -> None:
     run = run_local(rounds=2)
     assert run.summary["rounds"] == 2
-    kept = ("round", "clients", "samples", "accuracy", "self_weight", "bytes", "screened")
+    kept = ("round", "clients", "samples", "accuracy", "collaboration", "bytes", "screened")
     assert [{k: line[k] for k in kept} for line in run.lines()] == [
         {k: line[k] for k in kept} for line in base.lines()[:2]
     ]

@@ -21,6 +21,7 @@ from fedtta_flwr.records import (
     payload_bytes,
     stack,
     to_arrays,
+    to_stacked_arrays,
     unstack,
 )
 
@@ -76,6 +77,14 @@ def test_stack_and_unstack() -> None:
     for i, state in enumerate(states):
         for name, t in unstack(stacked, i).items():
             assert torch.equal(t, state[name])
+
+
+def test_a_record_of_stacked_states_is_that_of_their_stack() -> None:
+    states = [{"b": torch.full((2, 3), float(i)), "a": torch.tensor(i, dtype=torch.float64)} for i in range(3)]
+    record, expected = to_stacked_arrays(states), to_arrays(stack(states))
+    assert list(record) == list(expected) == ["b", "a"]
+    assert all(record[name].data == expected[name].data for name in expected)
+    assert list(to_stacked_arrays([{}, {}])) == []
 
 
 def test_arrays_of_an_absent_record_are_none(message: Message) -> None:

@@ -139,7 +139,7 @@ def test_a_plugin_that_makes_what_nobody_can_use_ends_the_run_with_one_line(brok
 def test_a_matrix_may_come_from_what_learns(broken, run_local) -> None:
     run = run_local(strategy="broken_plugin:Learned", scores="")
     assert run.summary["finished"]
-    assert [line["self_weight"] for line in run.lines()] == [0.25] * 4
+    assert [line["collaboration"]["self_weight"] for line in run.lines()] == [0.25] * 4
 
 
 def test_what_is_wrong_with_a_file_is_found_before_a_run_directory_is_made(tmp_path) -> None:

@@ -22,6 +22,7 @@ from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.strategies.rounds import Counts, Round
+from fedtta_flwr.strategies.structure import STRUCTURE, structure
 
 SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
 PACKAGES = ("flwr", "torch", "numpy", "ray")
@@ -105,18 +106,24 @@ class RunDirectory:
         if round_.closing:
             return
         self._rounds = round_.number
+        found = None
         if round_.weights is not None:
             self._weights[round_.number] = (
                 round_.clients,
                 round_.weights.numpy().astype(np.float32),
             )
+            found = structure(round_.weights, [round_.domains.get(client) or None for client in round_.clients])
+            for key, number in found.items():
+                if number is not None:
+                    self._totals[f"collaboration.{key}"] += number
+                    self._totals[f"known.{key}"] += 1
         self._own = [c for c in round_.counts if c.round == round_.number]
         self._held = {
             "round": round_.number,
             "clients": len(round_.clients),
             "samples": round_.samples,
             "accuracy": _micro(self._own),
-            "self_weight": None if round_.weights is None else round_.weights.diagonal().mean().item(),
+            "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
             "screened": round_.missing,
@@ -177,6 +184,7 @@ class RunDirectory:
         """Return the content of summary.json."""
         per = max(1, self._rounds * len(self._clients))
         totals = self._totals
+        structures = {key: (totals[f"collaboration.{key}"], totals[f"known.{key}"]) for key in STRUCTURE}
         return {
             "finished": finished,
             "rounds": self._rounds,
@@ -187,6 +195,7 @@ class RunDirectory:
                 "unit": "bytes per client and round",
             },
             "seconds": {key: totals[f"seconds.{key}"] for key in ("client", "server", "transport", "total")},
+            "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
             "screened": dict(sorted(self._missing.items())),
             "rolled_back": int(totals["rolled-back"]),
         }

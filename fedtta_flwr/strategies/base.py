@@ -62,6 +62,8 @@ class PersonalizedStrategy(Strategy):
         (`fedtta_flwr.adaptation.objectives`).
     finetune : bool
         Whether clients adapt once more, to the same batch, when their mixture has come, before it is scored.
+    selective : bool
+        Whether W is meant to say who resembles whom, so that one that does not is worth a warning.
     source : dict of Tensor
         The adapted state of the source model, from which clients begin.
     observers : list of Observer
@@ -78,6 +80,7 @@ class PersonalizedStrategy(Strategy):
     descriptor_options: Mapping[str, Scalar] = MappingProxyType({})
     objectives: Mapping[str, Scalar] = MappingProxyType({})
     finetune: bool = False
+    selective: bool = True
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -9,6 +9,8 @@ from fedtta_flwr.strategies.updates import Updates
 class FedAvg(PersonalizedStrategy):
     """Every row of W holds the clients' shares of this round's samples; 1/N for equal batches."""
 
+    selective = False
+
     def collaboration_matrix(self, updates: Updates) -> Tensor:
         """Return W [N, N] with equal rows."""
         return fedavg_weights(updates.examples)

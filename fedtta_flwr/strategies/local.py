@@ -10,6 +10,8 @@ from fedtta_flwr.strategies.updates import Updates
 class Local(PersonalizedStrategy):
     """The baseline of every table: W is the identity."""
 
+    selective = False
+
     def collaboration_matrix(self, updates: Updates) -> Tensor:
         """Return the identity [N, N]."""
         return torch.eye(len(updates))

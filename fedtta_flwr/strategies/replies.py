@@ -69,6 +69,7 @@ def _enter(
             return f"malformed reply: it says nothing of {min(silent)}"
         found = _updates(reply, info)
         counts = _counts(clients, info, arrays_of(reply.content, SCORES), classes)
+        domains = _domains(clients, info)
         interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
         rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
         forgot = _names(info, "forgot")
@@ -78,6 +79,7 @@ def _enter(
     round_.missing |= failed
     intervals.append(interval)
     round_.counts += counts
+    round_.domains |= domains
     round_.rolled_back += rolled_back
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += payload_bytes(reply)
@@ -131,6 +133,13 @@ def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor
                         )
                     )
     return entries
+
+
+def _domains(clients: Sequence[str], info: ConfigRecord) -> dict[str, frozenset[str]]:
+    """Return what each client saw; shorter lists than the longest are filled up with empty names."""
+    now = _names(info, "domains")
+    slots = len(now) // max(1, len(clients))
+    return {client: frozenset(now[i * slots : (i + 1) * slots]) - {""} for i, client in enumerate(clients)}
 
 
 def _names(info: ConfigRecord, key: str) -> list[str]:

@@ -44,6 +44,8 @@ class Round:
         Those whose updates were accepted, in the order of the rows of `weights`.
     weights : Tensor or None
         W [N, N], or None for the closing exchange and for a method without one.
+    domains : dict of str to frozenset of str
+        Client -> the corruptions that it saw.
     missing : dict of str to str
         Client -> why it took no part.
     forgot : tuple of str
@@ -59,6 +61,7 @@ class Round:
     closing: bool = False
     clients: tuple[str, ...] = ()
     weights: Tensor | None = None
+    domains: dict[str, frozenset[str]] = field(default_factory=dict)
     counts: list[Counts] = field(default_factory=list)
     samples: int = 0
     missing: dict[str, str] = field(default_factory=dict)

@@ -32,7 +32,9 @@ def test_three_routes_give_the_same_metrics(fedtta, small, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         accuracies[name] = summary["accuracy"]
-        matrices[name] = [json.loads(line)["self_weight"] for line in (tmp_path / name / "rounds.jsonl").open()]
+        matrices[name] = [
+            json.loads(line)["collaboration"]["self_weight"] for line in (tmp_path / name / "rounds.jsonl").open()
+        ]
     assert accuracies["local"]["post"]["micro"] > accuracies["local"]["source"]["micro"]
     assert accuracies["one worker"] == accuracies["local"]
     assert accuracies["two workers"] == accuracies["local"]

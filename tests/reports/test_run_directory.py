@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +54,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             1,
             clients=("a", "b", "c"),
             weights=first,
+            domains={"a": frozenset({"fog"}), "b": frozenset({"fog"}), "c": frozenset({"snow"})},
             samples=12,
             rolled_back=1,
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
@@ -97,9 +99,32 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert lines[1]["accuracy"] == {"pre": 50.0, "post": 25.0}
     assert [line["clients"] for line in lines] == [3, 2]
     assert [line["samples"] for line in lines] == [12, 8]
-    assert [line["self_weight"] for line in lines] == [0.75, 0.625]
+    assert [line["collaboration"]["self_weight"] for line in lines] == [0.75, 0.625]
+    # a and b see the same in round 1; in round 2 nobody knows
+    assert [line["collaboration"]["within_group"] for line in lines] == [pytest.approx((0.75 + 1.0 + 0.75) / 3), None]
+    ln2 = math.log(2)
+    rows = [1.5 * ln2, 0.0, 3 / 4 * ln2 + 3 / 4 * math.log(4 / 3)], [2 * ln2 - 3 / 4 * math.log(3), ln2]
+    entropies = [sum(row) / len(row) for row in rows]
+    assert [line["collaboration"]["entropy"] for line in lines] == pytest.approx(entropies)
+    evenness = [entropies[0] / math.log(3), entropies[1] / ln2]
+    assert [line["collaboration"]["evenness"] for line in lines] == pytest.approx(evenness)
+    assert summary["collaboration"] == {
+        "self_weight": 0.6875,
+        "entropy": pytest.approx(sum(entropies) / 2),
+        "evenness": pytest.approx(sum(evenness) / 2),
+        "within_group": pytest.approx(2.5 / 3),  # of the only round in which groups are known
+    }
     assert [line["bytes"]["up"] for line in lines] == [300, 600]
     assert [line["screened"] for line in lines] == [{}, {"b": "no reply in time"}]
+
+
+def test_a_method_without_matrices(tmp_path: Path, config: RunConfig) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.on_start(config, ("a", "b", "c"), 1)
+    directory.on_round(made_round(1, clients=("a", "b", "c")))
+    directory.on_end()
+    summary, lines = written(directory.path)
+    assert summary["collaboration"] is lines[0]["collaboration"] is None
 
 
 def test_the_matrices_have_a_row_for_every_client(directory: RunDirectory) -> None:
@@ -247,7 +272,11 @@ def test_a_real_run(run_local: Callable[..., Any], tiny_config: Callable[..., Ru
     with np.load(run.path / "collaboration.npz", allow_pickle=False) as arrays:
         assert arrays["weights"].shape == (4, 4, 4)
         assert np.abs(arrays["weights"].sum(axis=2) - 1).max() < 1e-5
+        within = [(w[:2, :2].sum() + w[2:, 2:].sum()) / 4 for w in arrays["weights"]]
         assert arrays["clients"].tolist() == list(tiny_config().client_names())
+    # 2 groups of 2 clients: what they give each other, and themselves, as the matrices have it
+    assert [line["collaboration"]["within_group"] for line in run.lines()] == pytest.approx(within, abs=1e-6)
+    assert run.summary["collaboration"]["within_group"] == pytest.approx(np.mean(within), abs=1e-6)
     # what the lines say adds up to what the summary says, since all batches are equal
     for score, accuracy in run.summary["accuracy"].items():
         assert np.mean([line["accuracy"][score] for line in run.lines()]) == pytest.approx(accuracy["micro"])

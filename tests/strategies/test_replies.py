@@ -133,6 +133,12 @@ def test_counts_are_by_client_slot_and_score() -> None:
     )
 
 
+def test_what_each_client_saw() -> None:
+    round_, _, _ = read(NODE_2, NODE_3)
+    assert round_.domains == {"a": {"fog", "snow"}, "b": {"contrast"}, "c": {"frost"}}
+    assert read(None, None)[0].domains == {}
+
+
 def test_totals_of_a_round() -> None:
     round_, _, replies = read(NODE_2, NODE_3)
     assert round_.rolled_back == 3

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtta_flwr.strategies.updates import (
     Update,
@@ -16,6 +18,7 @@ from fedtta_flwr.strategies.updates import (
     check_states,
     form,
     mix,
+    mix_,
     screen,
     stack_updates,
 )
@@ -148,6 +151,85 @@ def test_mixing_leaves_its_input_alone() -> None:
     before = theta.clone()
     mix(random_weights(3, 0), {"t": theta})
     assert torch.equal(theta, before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 6), seed=st.integers(0, 10_000), far=st.sampled_from([0.0, 1.0, 1e4]))
+def test_moments_are_those_of_the_mixed_data(n: int, seed: int, far: float) -> None:
+    """Against data: each client has four points, and a mixture has all of them, weighted."""
+    generator = torch.Generator().manual_seed(seed)
+    points = far + torch.randn((n, 4, 3), generator=generator, dtype=torch.float64)
+    weights = random_weights(n, seed)
+    state = {"bn.running_var": points.var(dim=1, correction=0), "bn.running_mean": points.mean(dim=1)}
+    mixed = mix(weights, state, moments=True)
+    assert list(mixed) == list(state)
+    for i, row in enumerate(weights.tolist()):
+        for k in range(3):
+            data = [(w / 4, value) for w, own in zip(row, points[:, :, k].tolist(), strict=True) for value in own]
+            mean = sum(w * value for w, value in data)
+            variance = sum(w * (value - mean) ** 2 for w, value in data)
+            assert mixed["bn.running_mean"][i, k].item() == pytest.approx(mean, rel=1e-12)
+            assert mixed["bn.running_var"][i, k].item() == pytest.approx(variance, rel=1e-9)
+
+
+def test_without_moments_a_variance_is_the_weighted_mean() -> None:
+    state = {"bn.running_var": torch.tensor([[1.0], [3.0]]), "bn.running_mean": torch.tensor([[0.0], [100.0]])}
+    assert mix(torch.full((2, 2), 0.5), state)["bn.running_var"].tolist() == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_mixing_in_place_is_mixing(moments: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtta_flwr.strategies.updates.BLOCK", block)
+    generator = torch.Generator().manual_seed(5)
+    state = {
+        name: torch.rand((4, *shape), generator=generator).to(dtype)
+        for name, shape, dtype in [
+            ("scalar", (), torch.float32),
+            ("bn.running_mean", (7,), torch.float32),
+            ("bn.running_var", (7,), torch.float32),
+            ("conv.weight", (2, 3, 2), torch.float64),
+            ("nothing", (0,), torch.float32),
+        ]
+    }
+    before = {name: t.clone() for name, t in state.items()}
+    weights = random_weights(4, 6)
+    expected = mix(weights, state, moments=moments)
+    assert all(torch.equal(state[name], t) for name, t in before.items())
+    given = dict(state)
+    mixed = mix_(weights, given, moments=moments)
+    assert given == {}  # who looks at it again shall notice
+    assert list(mixed) == list(state)
+    for name, t in mixed.items():
+        assert torch.equal(t, expected[name])
+        if t[0].numel() > block:
+            assert t.data_ptr() == state[name].data_ptr()
+
+
+class LargestMade(TorchDispatchMode):
+    """Sees the largest tensor that operations make in memory of its own, in entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        if isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in given:
+            self.entries = max(self.entries, out.numel())
+        return out
+
+
+def test_mixing_in_place_needs_little_beside_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtta_flwr.strategies.updates.BLOCK", 1000)
+    state = {"a": torch.rand(20, 50_000), "b": torch.rand(20, 10)}
+    with LargestMade() as copied:
+        mix(random_weights(20, 0), state)
+    with LargestMade() as in_place:
+        mix_(random_weights(20, 0), state)
+    assert copied.entries == 20 * 50_000
+    assert in_place.entries == 20 * 1000
 
 
 @pytest.mark.parametrize("moments", [False, True])

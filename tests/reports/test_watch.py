@@ -1,0 +1,128 @@
+"""A method that has become another one is named once."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.reports.watch import Watch, resembles
+from fedtta_flwr.strategies.rounds import Round
+
+ALONE, EQUAL = torch.eye(4), torch.full((4, 4), 0.25)
+CHOOSING = torch.tensor([[0.4, 0.4, 0.1, 0.1]] * 2 + [[0.1, 0.1, 0.4, 0.4]] * 2)
+MISSING = None
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What is logged from warnings on."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def watch(matrices: list[Tensor | None], rounds: int | None = None, **flat: Any) -> None:
+    observer = Watch()
+    observer.on_start(RunConfig.from_flat(flat), ("a", "b", "c", "d"), rounds or len(matrices))
+    for number, weights in enumerate(matrices, start=1):
+        observer.on_round(Round(number, weights=weights))
+    observer.on_round(Round(len(matrices) + 1, closing=True))
+    observer.on_end()
+
+
+@pytest.mark.parametrize(("weights", "method", "change"), [(ALONE, "local", "larger"), (EQUAL, "fedavg", "smaller")])
+def test_ten_rounds_in_a_row_are_said_once(weights: Tensor, method: str, change: str, said: list[str]) -> None:
+    watch([CHOOSING, *[weights] * 9], rounds=40)
+    assert said == []
+    watch([CHOOSING, *[weights] * 30], rounds=40)
+    (line,) = said
+    assert line.startswith(f"fedctta has silently become {method}: for 10 rounds in a row")
+    assert line.endswith(f'; make fedctta.temperature {change}, or fedctta.temperature = "median"')
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("between", [CHOOSING, EQUAL, MISSING])
+def test_a_round_between_breaks_the_row(between: Tensor | None, said: list[str]) -> None:
+    watch([*[ALONE] * 9, between, *[ALONE] * 9], rounds=19)
+    assert said == []
+
+
+def test_a_short_run_is_said_at_its_end(said: list[str]) -> None:
+    watch([ALONE] * 3, rounds=4)
+    watch([ALONE, ALONE, CHOOSING], rounds=3)
+    assert said == []
+    watch([ALONE] * 3, rounds=3)
+    (line,) = said
+    assert "for 3 rounds in a row" in line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hint"),
+    [
+        ("fedamp", "; make fedamp.sigma larger"),
+        ("pfedgraph", "; make pfedgraph.lam larger"),
+        ("pfedbbn", '; make pfedbbn.tau larger, or pfedbbn.tau = "median"'),
+        ("fedtsa", "is above 0.99"),  # it has no scale
+    ],
+)
+def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, said: list[str]) -> None:
+    watch([ALONE], strategy=strategy)
+    (line,) = said
+    assert line.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("weights", "method"),
+    [
+        (ALONE, "local"),
+        (0.992 * ALONE + 0.008 * EQUAL, "local"),
+        (0.98 * ALONE + 0.02 * EQUAL, None),
+        (EQUAL, "fedavg"),
+        (EQUAL + torch.tensor([[9e-4, -9e-4, 0, 0]]), "fedavg"),
+        (EQUAL + torch.tensor([[2e-3, -2e-3, 0, 0]]), None),
+        (CHOOSING, None),
+        (torch.ones(1, 1), None),  # nobody to choose
+        (None, None),
+    ],
+)
+def test_resemblance(weights: Tensor | None, method: str | None) -> None:
+    assert resembles(weights) == method
+
+
+def test_of_many_clients_a_small_difference_counts() -> None:
+    """1/N is 0.001 itself: half of a thousand clients with twice the weight are a choice."""
+    half = torch.zeros(1000, 1000)
+    half[:500, :500] = half[500:, 500:] = 1 / 500
+    assert resembles(half) is None
+    assert resembles(torch.full((1000, 1000), 1e-3)) == "fedavg"
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize(
+    ("flat", "method"),
+    [
+        ({"fedctta.temperature": 1e-9}, "local"),
+        ({"fedctta.temperature": 1e9}, "fedavg"),
+        ({"strategy": "pfedgraph", "pfedgraph.lam": 1e9}, "fedavg"),
+        ({"fedctta.temperature": "median"}, None),
+        ({"strategy": "local"}, None),
+        ({"strategy": "fedavg"}, None),
+        ({"strategy": "fedavgm"}, None),
+        ({"strategy": "pfedgraph", "adapter": "source"}, None),  # nothing travels
+    ],
+)
+def test_real_runs(flat: dict[str, Any], method: str | None, run_local: Callable[..., Any], said: list[str]) -> None:
+    run_local(scores="", **flat)
+    found = [line for line in said if "silently" in line]
+    assert len(found) == (method is not None)
+    assert all(f"has silently become {method}: for 4 rounds" in line for line in found)

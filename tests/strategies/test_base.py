@@ -1,0 +1,57 @@
+"""What the strategies have in common: whose memory holds the personal states."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.strategies.fedavg import FedAvg
+from fedtta_flwr.strategies.updates import State, Updates
+
+Config = Callable[..., RunConfig]
+
+
+def stacked(clients: int, value: float) -> State:
+    return {"w": torch.full((clients, 5), value), "s": torch.full((clients,), value)}
+
+
+def held(state: State) -> int:
+    """Bytes that a client's state keeps in memory."""
+    return sum(t.untyped_storage().nbytes() for t in state.values())
+
+
+def test_who_is_absent_does_not_hold_the_states_of_a_whole_round(tiny_config: Config) -> None:
+    strategy = FedAvg(tiny_config())
+    strategy._keep(("a", "b", "c", "d"), stacked(4, 1.0))
+    assert held(strategy.personal["c"]) == 4 * 24  # views of what the others hold, too
+    strategy._keep(("a", "b"), stacked(2, 2.0))
+    own = strategy.personal["c"]
+    assert held(own) == held(strategy.personal["d"]) == 24
+    strategy._keep(("a", "d"), stacked(2, 3.0))
+    assert all(t is strategy.personal["c"][name] for name, t in own.items())  # copied once
+    found = {client: (state["w"].tolist(), state["s"].item()) for client, state in strategy.personal.items()}
+    assert found == {client: ([v] * 5, v) for client, v in {"a": 3.0, "b": 2.0, "c": 1.0, "d": 3.0}.items()}
+
+
+def test_nothing_that_travels_is_nothing_to_hold(tiny_config: Config) -> None:
+    strategy = FedAvg(tiny_config())
+    strategy._keep(("a", "b"), {})
+    strategy._keep(("b",), {})
+    assert strategy.personal == {"a": {}, "b": {}}
+
+
+@pytest.mark.parametrize(("name", "expendable"), [("fedavg", True), ("fedprox", True), ("fedavgm", False)])
+def test_states_are_mixed_in_place_where_nobody_looks_at_them_again(
+    name: str, expendable: bool, run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Updates] = []
+    plain = FedAvg.collaboration_matrix
+    monkeypatch.setattr(
+        FedAvg, "collaboration_matrix", lambda self, updates: seen.append(updates) or plain(self, updates)
+    )
+    run_local(strategy=name, rounds=1, scores="")
+    (updates,) = seen
+    assert updates.expendable == expendable
+    assert (updates.state == {}) == expendable
