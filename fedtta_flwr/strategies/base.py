@@ -56,7 +56,7 @@ class PersonalizedStrategy(Strategy):
     descriptor : str
         What clients are asked for beside their state: one of `fedtta_flwr.workbench.DESCRIPTORS`, or ``""``.
     descriptor_options : dict
-        Sent along with the request.
+        Sent along with the request; ``lagged`` asks for it as of before a client adapts.
     objectives : dict
         Terms that clients add to the loss of an adapter that takes gradient steps, e.g. ``{"fedprox.mu": 1.0}``
         (`fedtta_flwr.adaptation.objectives`).

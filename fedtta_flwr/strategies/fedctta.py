@@ -52,8 +52,9 @@ class FedCTTA(PersonalizedStrategy):
       have to hold the same set. ``original`` is the source model's mean answer to the batch at hand.
 
     The published code draws the noise anew for every client and round (``redraw = "each-client"``) and, with
-    ``bn-stats``, answers it with the statistics that came from the server, one round late (``lagged``). Both go
-    together: on shared noise nobody would ever differ, and W stay that of FedAvg.
+    ``bn-stats``, answers it with the statistics that came from the server, one round late (``lagged``; here those of
+    the source in the first round, there those of the noise). Both go together: where all begin alike and answer the
+    same noise before they adapt, all answers are equal, W is 1/N, and all go on alike for ever.
 
     Parameters
     ----------
