@@ -18,13 +18,13 @@ ROUND, INDICATOR = "round", "indicator"
 class FedTSA(PersonalizedStrategy):
     r"""W from what the clients' features have in common, now and in the last T rounds.
 
-    A client's indicator is the mean of the source model's features over its batch. From the last T of all clients,
-    X [N, T, D], self-attention makes for each client and then for each slot
+    A client's indicator is the mean of the source model's features over its (in a round of several slots, its last)
+    batch. From the last T of all clients, X [N, T, D], self-attention makes for each client and then for each slot
 
     .. math:: A = \mathrm{softmax}\Big(\frac{(X W_Q + b)(X W_K)^\top}{\sqrt D}\Big), \quad X' = A X
 
-    (eqs. 9-14), both trained to give X back, with and without a part of their cells masked (eq. 18; `ts_block`,
-    `ts_masks`). W is the attention over clients in the last slot, at the step with the lowest loss.
+    (eqs. 9-14), both trained to give X back, and to give the same with a part of their cells masked (eq. 18;
+    `ts_block`, `ts_masks`). W is the attention over clients in the last slot, at the step with the lowest loss.
 
     Where the paper leaves it open or cannot be meant literally, this follows the published code: W is the softmax, not
     the raw products of eq. 13, which have negative entries; masked cells have no weight at all; training begins anew
