@@ -14,6 +14,9 @@ import yaml
 from tests.docker.engine import call, compose_binary
 
 ROOT = Path(__file__).parents[2]
+CLIENTS = ("client-00", "client-01", "client-02")
+#: who the containers are where the tests run as root
+USER = 1000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,3 +65,26 @@ def rendered(compose: str) -> Callable[..., dict[str, Any]]:
         return json.loads(call(*command, env=os.environ | variables).stdout)
 
     return render
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, the server's certificate and three clients' keys, owned by the containers' user."""
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "clients").mkdir()
+    (folder / "extensions").write_text("subjectAltName=DNS:superlink,DNS:localhost\nextendedKeyUsage=serverAuth\n")
+
+    def openssl(*words: str) -> None:
+        call("openssl", *words, cwd=folder)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test CA")
+    openssl("req", "-new", *curve, "-keyout", "server.key", "-out", "request", "-subj", "/CN=test server")
+    authority = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions", "-days", "2")
+    openssl("x509", "-req", "-in", "request", *authority, "-out", "server.crt")
+    for name in CLIENTS:
+        call("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / "clients" / name))
+    if os.geteuid() == 0:
+        for path in folder.rglob("*"):
+            os.chown(path, USER, USER)
+    return folder

@@ -30,6 +30,21 @@ class Engine:
     def docker(self, *arguments: str, check: bool = True, **options: object) -> Completed:
         return call("docker", *arguments, env=self.env, check=check, **options)
 
+    def remove_image(self, name: str) -> None:
+        """Remove an image and all that was built upon it, the unnamed ones in between included."""
+        found = self.docker("image", "inspect", "-f", "{{.Id}}", name, check=False).stdout.split()
+        newest_first = list(dict.fromkeys(self.docker("image", "ls", "-aq", "--no-trunc").stdout.split()))
+        if not found:
+            return
+        pairs = self.docker("image", "inspect", "-f", "{{.Id}} {{.Parent}}", *newest_first).stdout.splitlines()
+        parent = dict((line + " ").split(" ")[:2] for line in pairs)
+        for image in newest_first:
+            ancestor = image
+            while ancestor not in ("", *found):
+                ancestor = parent.get(ancestor, "")
+            if ancestor:
+                self.docker("image", "rm", "-f", image)
+
 
 def call(*command: str, check: bool = True, **options: object) -> Completed:
     """Run a command; a failure says what it printed."""

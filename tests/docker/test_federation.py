@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.docker.base_image import SITE, site_packages, write
-from tests.docker.conftest import ROOT
+from tests.docker.conftest import CLIENTS, ROOT, USER
 from tests.docker.engine import Completed, Engine, call, running_engine
 
 pytestmark = pytest.mark.skipif(
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(
     reason="builds images and runs a federation in containers, minutes of both cores; FEDTTA_DOCKER_TESTS=1 runs it",
 )
 
-CLIENTS = ("client-00", "client-01", "client-02")
 CUT = CLIENTS[2]
 #: two rounds of three clients, and time enough for a busy machine
 RUN: dict[str, Any] = {
@@ -35,7 +34,6 @@ RUN: dict[str, Any] = {
     "round-timeout": 900.0,
     "join-timeout": 900.0,
 }
-USER = 1000
 CUT_SECONDS = 15
 SUBNET = "10.77.43.0/24"
 MINUTES = 60.0
@@ -100,29 +98,6 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, the server's certificate and three clients' keys, owned by the containers' user."""
-    folder = tmp_path_factory.mktemp("keys")
-    (folder / "clients").mkdir()
-    (folder / "extensions").write_text("subjectAltName=DNS:superlink\nextendedKeyUsage=serverAuth\n")
-
-    def openssl(*words: str) -> None:
-        call("openssl", *words, cwd=folder)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test CA")
-    openssl("req", "-new", *curve, "-keyout", "server.key", "-out", "request", "-subj", "/CN=test server")
-    authority = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions", "-days", "2")
-    openssl("x509", "-req", "-in", "request", *authority, "-out", "server.crt")
-    for name in CLIENTS:
-        call("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / "clients" / name))
-    if os.geteuid() == 0:
-        for path in folder.rglob("*"):
-            os.chown(path, USER, USER)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def federation(
     engine: Engine, compose: str, keys: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Federation]:
@@ -154,7 +129,8 @@ def federation(
         yield federation
     finally:
         federation.compose("--profile", "*", "down", "-v", "-t", "5", "--remove-orphans", check=False)
-        engine.docker("image", "rm", "-f", *images.values(), base, check=False)
+        engine.docker("image", "rm", "-f", *images.values(), check=False)
+        engine.remove_image(base)
         left = [
             engine.docker(*words, "--filter", f"label=com.docker.compose.project={name}").stdout
             for words in (("ps", "-aq"), ("volume", "ls", "-q"), ("network", "ls", "-q"))
