@@ -86,13 +86,15 @@ def lines(path: Path) -> list[str]:
 def measure(adapter: str, rounds: int, output: Path, where: list[str], relays: list[Relay]) -> None:
     command = [*FEDTTA, "run", "--engine", "deployment", *where, "--output", str(output)]
     command += ["--run-config", f"{RUN} adapter='{adapter}' rounds={rounds}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = output.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
     marks = []  # a round's line is written when the next round's replies are there: from line to line is one round
     for number in range(1, rounds + 1):
         until(lambda: len(lines(output / "rounds.jsonl")) >= number or process.poll() is not None)  # noqa: B023
         marks.append(counted(relays))
     if process.wait() != 0:
-        raise RuntimeError(f"the run with {adapter} failed")
+        raise RuntimeError(f"the run with {adapter} failed: {lines(log)[-1:]}")
     seconds = [json.loads(line)["seconds"] for line in lines(output / "rounds.jsonl")][1:]
     total = statistics.median(s["total"] for s in seconds)
     client = statistics.median(s["client"] for s in seconds) / len(NAMES)

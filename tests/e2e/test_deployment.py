@@ -23,6 +23,8 @@ from fedtta_flwr import fleet, nodes
 from fedtta_flwr.credentials import load_key
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.doctor import examine
+from fedtta_flwr.launch import run_local
+from fedtta_flwr.run_config import read_overrides
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ("cam-07", "cam-12", "gate")
@@ -81,10 +83,10 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def join(self, name: str, host: str = "127.0.0.1", ca: Path | None = None) -> subprocess.Popen[str]:
-        """Start a device."""
+    def join(self, name: str, key: str = "", host: str = "127.0.0.1", ca: Path | None = None) -> subprocess.Popen[str]:
+        """Start a device, by default with the key of its name."""
         command = ["fedtta", "join", f"{host}:{self.fleet.port}", "--client", name, "--ca", str(ca or self.ca)]
-        command += ["--key", str(self.key(name)), "--state-dir", str(self.folder / f"state-{name}")]
+        command += ["--key", str(self.key(key or name)), "--state-dir", str(self.folder / f"state-{name}")]
         return self.start(name, *command)
 
     def fedtta(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -148,8 +150,7 @@ def test_a_run_equals_the_one_in_a_single_process(federation: Federation) -> Non
     assert "accuracy in %" in done.stdout  # the log was streamed
 
     alone = federation.folder / "alone"
-    local = federation.fedtta("run", "--engine", "local", "--nodes", "3", "--run-config", RUN, "--output", str(alone))
-    assert local.returncode == 0, local.stderr
+    run_local(read_overrides([RUN]) | {"output-dir": str(alone)}, nodes=3)
     found, expected = (json.loads((path / "summary.json").read_text()) for path in (output, alone))
     assert found["finished"]
     assert found["rounds"] == 2
@@ -171,8 +172,11 @@ def test_a_run_equals_the_one_in_a_single_process(federation: Federation) -> Non
 def test_who_does_not_belong_is_kept_out_and_told_why(federation: Federation) -> None:
     refusals = {
         "stranger": (federation.join("stranger"), "does not know this device's key"),
-        "gate": (federation.join("gate", ca=federation.folder / "other" / "ca.crt"), "was not signed by"),
-        "cam-12": (federation.join("cam-12", host="127.0.0.2"), "is not for 127.0.0.2 but for"),
+        "wrong-ca": (
+            federation.join("wrong-ca", "gate", ca=federation.folder / "other" / "ca.crt"),
+            "was not signed by",
+        ),
+        "wrong-host": (federation.join("wrong-host", "gate", host="127.0.0.2"), "is not for 127.0.0.2 but for"),
     }
     for name, (process, reason) in refusals.items():
         assert process.wait(timeout=SLOW) == 2, federation.log(name)
@@ -190,13 +194,16 @@ def test_flower_itself_refuses_them(federation: Federation) -> None:
     keyed = ["--auth-supernode-private-key", str(federation.key("stranger"))]
     trusting = ["--root-certificates", str(federation.ca)]
     cases = {
-        "no-key": (["--superlink", f"127.0.0.1{address}", *trusting], "SuperNode authentication is enabled"),
-        "wrong-ca": (
+        "raw-no-key": (["--superlink", f"127.0.0.1{address}", *trusting], "SuperNode authentication is enabled"),
+        "raw-wrong-ca": (
             ["--superlink", f"127.0.0.1{address}", "--root-certificates", "other/ca.crt", *keyed],
             "CERTIFICATE_VERIFY_FAILED",
         ),
-        "wrong-host": (["--superlink", f"127.0.0.2{address}", *trusting, *keyed], "Hostname Verification Check failed"),
-        "no-tls": (["--superlink", f"127.0.0.1{address}", "--insecure"], "failed to connect"),
+        "raw-wrong-host": (
+            ["--superlink", f"127.0.0.2{address}", *trusting, *keyed],
+            "Hostname Verification Check failed",
+        ),
+        "raw-no-tls": (["--superlink", f"127.0.0.1{address}", "--insecure"], "failed to connect"),
     }
     started = {}
     for (name, (arguments, _)), port in zip(cases.items(), free_ports(len(cases)), strict=True):
