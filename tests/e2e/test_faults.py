@@ -28,7 +28,7 @@ from tests.e2e.test_deployment import free_ports, until
 CLIENTS = ("client-00", "client-01", "client-02")
 VICTIM = CLIENTS[1]
 RUN = (
-    "num-clients=3 classes=10 slots-per-corruption=3 shift-length=3 batch-size=5 spatial-heterogeneity=0.7 "
+    "num-clients=3 classes=10 shift-length=3 batch-size=5 spatial-heterogeneity=0.7 "
     "corruptions='brightness,contrast' adapter='tent' checkpoint-every=1"
 )
 #: a stream that stops where a file says so, until the file is gone
@@ -107,12 +107,13 @@ class Fleet:
         command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}")]
         self.start(client, *command, host=1 + CLIENTS.index(client))
 
-    def run(self, *more: str, timeout: float = 40.0) -> None:
-        """Start a run; it goes on in the background."""
+    def run(self, *more: str, slots: int = 3, timeout: float = 40.0) -> None:
+        """Start a run of two corruptions of so many slots; it goes on in the background."""
         command = ["fedtta", "run", "--engine", "deployment", "--insecure"]
         command += ["--control", f"127.0.0.1:{self.ports['control']}", *more]
         if "--resume" not in more:
-            command += ["--run-config", f"{RUN} round-timeout={timeout}", "--output", str(self.folder / "run")]
+            changed = f"{RUN} slots-per-corruption={slots} round-timeout={timeout}"
+            command += ["--run-config", changed, "--output", str(self.folder / "run")]
         self.start("run", *command)
 
     def ended(self) -> int:
@@ -207,10 +208,10 @@ class Lossy(LocalGrid):
         return ids
 
 
-def alone(folder: Path, **losses: Mapping[int, Sequence[str]]) -> Path:
+def alone(folder: Path, slots: int = 3, **losses: Mapping[int, Sequence[str]]) -> Path:
     """The same run in one process, with the same losses."""
     path = folder / "alone"
-    flat = read_overrides([RUN]) | {"output-dir": str(path), "round-timeout": 0.05}
+    flat = read_overrides([RUN]) | {"output-dir": str(path), "slots-per-corruption": slots, "round-timeout": 0.05}
     with federation(flat) as strategy:
         strategy.start(Lossy(load_root("client_app").app, RunConfig.from_flat(flat), **losses))
     return path
@@ -263,9 +264,9 @@ def test_a_killed_device_comes_back_as_another_node_and_finds_its_own_state(flee
 
 
 def test_a_killed_run_resumes_from_its_checkpoint(fleet: Fleet) -> None:
-    let_go = fleet.hold(VICTIM, slot=2)
-    fleet.run(timeout=600.0)
-    fleet.wait_inside(VICTIM, slot=2)
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run(slots=2, timeout=600.0)
+    fleet.wait_inside(VICTIM, slot=1)
     (run_process,) = [pid for pid in descendants(fleet.processes["server"].pid) if is_program(pid, "flwr-serverapp")]
     os.kill(run_process, signal.SIGKILL)
     fleet.kill("run")
@@ -273,20 +274,20 @@ def test_a_killed_run_resumes_from_its_checkpoint(fleet: Fleet) -> None:
     assert not json.loads((fleet.folder / "run" / "summary.json").read_text())["finished"]
     fleet.run("--resume", str(fleet.folder / "run"))
     assert fleet.ended() == 0, fleet.log("run")
-    same(fleet.folder / "run", alone(fleet.folder))
+    same(fleet.folder / "run", alone(fleet.folder, slots=2))
 
 
 def test_a_killed_server_starts_again_and_the_run_resumes(fleet: Fleet) -> None:
-    let_go = fleet.hold(VICTIM, slot=2)
-    fleet.run(timeout=600.0)
-    fleet.wait_inside(VICTIM, slot=2)
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run(slots=2, timeout=600.0)
+    fleet.wait_inside(VICTIM, slot=1)
     fleet.kill("server")
     fleet.kill("run")
     let_go()
     fleet.serve()
     fleet.run("--resume", str(fleet.folder / "run"))
     assert fleet.ended() == 0, fleet.log("run")
-    same(fleet.folder / "run", alone(fleet.folder))
+    same(fleet.folder / "run", alone(fleet.folder, slots=2))
 
 
 def is_program(pid: int, name: str) -> bool:
