@@ -217,7 +217,9 @@ for path in ("/app/x", "/etc/x", "/data/x", "/run/secrets/ca.crt"):
         continue
     raise SystemExit(f"{path}: can be written")
 status = open("/proc/self/status").read()
-assert "CapEff:\\t0000000000000000" in status and "NoNewPrivs:\\t1" in status, status
+assert "CapBnd:\\t0000000000000000" in status and "NoNewPrivs:\\t1" in status, status
+(root,) = [line.split()[3] for line in open("/proc/mounts") if line.split()[1] == "/"]
+assert "ro" in root.split(","), root
 """
     done = federation.python(service, code)
     assert done.returncode == 0, done.stderr
