@@ -39,8 +39,6 @@ class Watch:
 
     def on_round(self, round_: Round) -> None:
         """Look at W."""
-        if round_.closing:
-            return
         found = resembles(round_.weights)
         for method, rounds in self._in_a_row.items():
             self._in_a_row[method] = rounds + 1 if method == found else 0

@@ -46,12 +46,10 @@ class PFedGraph(PersonalizedStrategy):
 
 
 def pfedgraph_weights(similarity: Tensor, shares: Tensor, lam: float) -> Tensor:
-    """Return W [N, N] for cosines [N, N] and shares p [N]; a row whose own cosine is 0 has no direction, and gets p."""
+    """Return W [N, N] for cosines [N, N] and shares p [N]; a row of zeros, without a direction, gets p."""
     close = torch.where(similarity > 0.9, 1.0, similarity)
     # A constant a row changes no projection; without it tiny lambdas would overflow.
-    relative = (close - close.amax(dim=1, keepdim=True)) / (2 * lam)
-    moved = similarity.diagonal() > 0
-    return torch.where(moved[:, None], project_onto_simplex(shares + relative), shares)
+    return project_onto_simplex(shares + (close - close.amax(dim=1, keepdim=True)) / (2 * lam))
 
 
 def project_onto_simplex(points: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ def test_a_round_between_breaks_the_row(between: Tensor | None, said: list[str])
     assert said == []
 
 
+def test_nothing_is_said_a_second_time(said: list[str]) -> None:
+    watch([*[ALONE] * 10, CHOOSING, *[ALONE] * 10, *[EQUAL] * 10])
+    assert len(said) == 1
+
+
 def test_a_short_run_is_said_at_its_end(said: list[str]) -> None:
     watch([ALONE] * 3, rounds=4)
     watch([ALONE, ALONE, CHOOSING], rounds=3)
@@ -98,11 +103,11 @@ def test_resemblance(weights: Tensor | None, method: str | None) -> None:
 
 
 def test_of_many_clients_a_small_difference_counts() -> None:
-    """1/N is 0.001 itself: half of a thousand clients with twice the weight are a choice."""
-    half = torch.zeros(1000, 1000)
-    half[:500, :500] = half[500:, 500:] = 1 / 500
+    """1/N is below 0.001 itself: two halves that help themselves have chosen."""
+    half = torch.zeros(2000, 2000)
+    half[:1000, :1000] = half[1000:, 1000:] = 1e-3
     assert resembles(half) is None
-    assert resembles(torch.full((1000, 1000), 1e-3)) == "fedavg"
+    assert resembles(torch.full((2000, 2000), 5e-4)) == "fedavg"
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
