@@ -97,7 +97,7 @@ def check_that_the_previous_model_survives(config: RunConfig) -> None:
     source = {name: t * 0.99 for name, t in received.items()}
     there.context.state = deepcopy(here.context.state)
     forgetful.context.state = deepcopy(here.context.state)
-    del forgetful.context.state[f"{CLIENT[0]}/local"]
+    forgetful.context.state.config_records[CLIENT[0]]["parts"] = []
     here.visit(CLIENTS[2:], **requested(config))
     one, other, lost = (
         uploaded(node.visit(CLIENT, source, round=2, **requested(config))) for node in (here, there, forgetful)
