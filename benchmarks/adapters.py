@@ -44,11 +44,12 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
     import numpy as np
     import torch
 
+    from fedtta_flwr import cpu
     from fedtta_flwr.config import RunConfig
     from fedtta_flwr.models.checkpoints import load
     from fedtta_flwr.workbench import choose_device, make_adapter
 
-    torch.set_num_threads(1)
+    cpu.prepare(1)
     device, timed, overrides = choose_device(arguments.device), arguments.jobs == 1, read_overrides(arguments.set)
     config = RunConfig.from_flat({"adapter": name, "seed": arguments.seed} | overrides)
     plain = load(arguments.checkpoint).to(device)

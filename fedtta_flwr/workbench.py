@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedtta_flwr import cpu
 from fedtta_flwr.adaptation.base import Adapter, classifier
 from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, terms_from
 from fedtta_flwr.config import RunConfig
@@ -29,7 +30,7 @@ class Workbench:
     """What a process keeps between visits because it belongs to no client."""
 
     def __init__(self, config: RunConfig) -> None:
-        torch.set_num_threads(config.threads)
+        cpu.prepare(config.threads)
         self.config = config
         self.device = choose_device(config.device)
         self.scores = config.score_names()

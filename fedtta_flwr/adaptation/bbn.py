@@ -116,25 +116,30 @@ class BBN(Adapter):
             anchor = self._forward_source(x, batch)
         with torch.enable_grad():
             teacher = self._forward(for_teacher, self.teacher.updating(batch))
-            student = self._forward(for_student, self.student.updating(batch))
-            loss = self._loss(teacher, student, anchor)
-            if loss is not None:
-                self.optimizer.minimize(loss)
+            certain = teacher.detach()
+            kept = entropy(certain) < options.entropy_threshold * math.log(self.classes)
+            if kept.any():
+                # The two terms share no activation: those of one pass are freed before the other makes its own.
+                pulled = torch.autograd.grad(self._consistency(teacher, anchor, kept), self.optimizer.parameters)
+                student = self._forward(for_student, self.student.updating(batch))
+                gradients = self.optimizer.gradients(self._distillation(student, certain, kept))
+                self.optimizer.apply(torch._foreach_add(gradients, pulled))
+                return first
+        with torch.no_grad():
+            self._forward(for_student, self.student.updating(batch))
         return first
 
-    def _loss(self, teacher: Tensor, student: Tensor, source: Tensor) -> Tensor | None:
-        """Return the loss for logits [B, K], None if the teacher is sure of nothing."""
-        certain = teacher.detach()
-        kept = entropy(certain) < self.options.entropy_threshold * math.log(self.classes)
-        if not kept.any():
-            return None
-        distilled = F.cross_entropy(student, certain.argmax(dim=1), reduction="none")
+    def _consistency(self, teacher: Tensor, source: Tensor, kept: Tensor) -> Tensor:
+        """Return lambda times the mean distance between logits [B, K], of what is kept, [B]."""
         if self.options.consistency_on == "probabilities":
             teacher, source = teacher.softmax(dim=1), source.softmax(dim=1)
         distance = (teacher - source).square().mean(dim=1)
-        if self.options.average == "batch":
-            return (distilled * kept).mean() + self.options.consistency * distance.mean()
-        return (distilled + self.options.consistency * distance)[kept].mean()
+        return self.options.consistency * (distance if self.options.average == "batch" else distance[kept]).mean()
+
+    def _distillation(self, student: Tensor, teacher: Tensor, kept: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the teacher's classes under the student, logits [B, K]; `kept` is [B]."""
+        distilled = F.cross_entropy(student, teacher.argmax(dim=1), reduction="none")
+        return (distilled * kept).mean() if self.options.average == "batch" else distilled[kept].mean()
 
     def _forward(self, x: Tensor, normalise: Normalise) -> Tensor:
         with normalised_by(self.model, normalise):

@@ -99,21 +99,26 @@ class _Normalisation(torch.autograd.Function):
 
 
 class _SampleMoments(torch.autograd.Function):
-    """Mean and variance over pixels in vectorised passes: on CPUs several times as fast as torch.var_mean."""
+    """Mean and variance over pixels, by kernels that go over the memory once.
+
+    Every channel of every sample is one group of a group normalisation without epsilon, of which only the moments are
+    used, and one channel of a batch normalisation in the backward pass: on CPUs many times as fast as torch.var_mean.
+    """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> tuple[Tensor, Tensor]:
-        flat = h.flatten(2)
-        mean = flat.mean(dim=2)
-        variance = torch.linalg.vector_norm(flat - mean[..., None], dim=2).square() / flat.shape[2]
+        h = h.contiguous()
+        samples, channels = h.shape[:2]
+        _, mean, r = torch.native_group_norm(h, None, None, samples, channels, h[0, 0].numel(), channels, 0.0)
         ctx.save_for_backward(h, mean)
-        return mean, variance
+        return mean, r.pow(-2)  # of equal pixels r is infinite
 
     @staticmethod
     def backward(ctx: Any, for_mean: Tensor, for_variance: Tensor) -> Tensor:
         h, mean = ctx.saved_tensors
-        flat = h.flatten(2)
-        slope = 2 / flat.shape[2] * for_variance
-        offset = for_mean / flat.shape[2] - slope * mean
-        gradient: Tensor = (flat * slope[..., None]).add_(offset[..., None])
+        rows = h.view(1, mean.numel(), -1)
+        slope = 2 / rows.shape[2] * for_variance
+        offset = for_mean / rows.shape[2] - slope * mean
+        nothing, one = torch.zeros_like(mean).flatten(), torch.ones_like(mean).flatten()
+        gradient = F.batch_norm(rows, nothing, one, slope.flatten(), offset.flatten(), False, 0.0, 0.0)
         return gradient.view_as(h)

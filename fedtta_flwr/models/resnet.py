@@ -71,9 +71,9 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, outputs, H', W'] with H' = ceil(H / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu_(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self.downsample(x))
+        return F.relu_(y + self.downsample(x))
 
 
 class ResNet(Classifier):
@@ -132,6 +132,6 @@ class ResNet(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Map normalised images [B, C, H, W] to features [B, D]."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(F.relu_(self.bn1(self.conv1(x))))
         x = self.layer3(self.layer2(self.layer1(x)))
         return x.mean(dim=(2, 3))

@@ -43,10 +43,10 @@ class ResNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, 4 * width, H', W'] with H' = ceil(H / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
+        y = F.relu_(self.bn1(self.conv1(x)))
+        y = F.relu_(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
-        return F.relu(y + self.downsample(x))
+        return F.relu_(y + self.downsample(x))
 
 
 class ResNeXt29(Classifier):
@@ -82,6 +82,6 @@ class ResNeXt29(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Map normalised images [B, C, H, W] to features [B, 1024]."""
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu_(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return x.mean(dim=(2, 3))

@@ -28,9 +28,9 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, outputs, H', W'] with H' = ceil(H / stride)."""
-        y = F.relu(self.bn1(x))
+        y = F.relu_(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(y)
-        residual: Tensor = self.conv2(F.relu(self.bn2(self.conv1(y))))
+        residual: Tensor = self.conv2(F.relu_(self.bn2(self.conv1(y))))
         return shortcut + residual
 
 
@@ -70,4 +70,4 @@ class WideResNet(Classifier):
     def embed(self, x: Tensor) -> Tensor:
         """Map normalised images [B, C, H, W] to features [B, 64 k]."""
         x = self.block3(self.block2(self.block1(self.conv1(x))))
-        return F.relu(self.bn1(x)).mean(dim=(2, 3))
+        return F.relu_(self.bn1(x)).mean(dim=(2, 3))
