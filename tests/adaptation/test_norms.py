@@ -19,13 +19,30 @@ def test_the_output_is_that_of_train_mode_and_only_the_statistics_may_move(tiny,
         bn.momentum = 0.1 if momentum is None else momentum
     before = {name: t.clone() for name, t in model.state_dict().items()}
     with batch_statistics(model, track=track, momentum=momentum):
-        assert torch.equal(model(x), reference(x))
+        torch.testing.assert_close(model(x), reference(x))
         assert not model.drop.training
     expected = reference.state_dict() if track else before
     assert list(model.state_dict()) == list(before)
     assert all(torch.equal(t, expected[name]) for name, t in model.state_dict().items())
     assert torch.equal(model(x), model.eval()(x))
     assert all(bn.track_running_stats and bn.momentum == 0.1 for bn in (model.bn1, model.bn2))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_gradients_are_those_of_train_mode(affine) -> None:
+    layer = nn.BatchNorm2d(3, affine=affine, dtype=torch.float64).eval()
+    h = torch.randn((4, 3, 5, 2), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    inputs = [h, *layer.parameters()]
+    with torch.no_grad():
+        for p in inputs[1:]:
+            p.uniform_(0.5, 1.5)
+
+    def gradients(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(out.pow(3).sum(), inputs)
+
+    with batch_statistics(layer):
+        found = gradients(layer(h))
+    torch.testing.assert_close(found, gradients(layer.train()(h)))
 
 
 def test_the_layers_are_as_before_after_an_exception(tiny, images) -> None:

@@ -110,11 +110,11 @@ def test_a_proximal_term_changes_nothing_with_one_step_a_round(make_adapter, ter
 @every_adapter
 @any_term
 def test_a_term_acts_from_the_second_step_on(make_adapter, term, tiny, images) -> None:
-    plain, other = make_adapter(tiny()), make_adapter(tiny())
+    plain, other = make_adapter(tiny(F64)), make_adapter(tiny(F64))
     Objectives(other, [term])
     for seed in range(4):
-        plain.adapt(images(6, seed=seed))
-        other.adapt(images(6, seed=seed))
+        plain.adapt(images(6, seed=seed, dtype=F64))
+        other.adapt(images(6, seed=seed, dtype=F64))
         if seed == 0:  # MOON needs a round in which the previous model is not the received one
             mixture = {name: t * 0.99 for name, t in other.adapted_state().items()}
             plain.load_adapted_state(mixture)
