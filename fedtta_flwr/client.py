@@ -5,7 +5,6 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +122,6 @@ class _Visited:
     descriptor: Tensor | None = None
     memory: Remembered | None = None
     forgot: bool = False
-    predictions: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def count(self, key: str, correct: Tensor) -> None:
         """Enter counts [K] for the latest slot, since those before it may have had no labels."""
@@ -144,11 +142,6 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
     # Only now: a visit that fails half-way must leave no client half-advanced.
     new = {client: v.memory for client, v in zip(clients, visited, strict=True) if v.memory is not None}
     memory.keep(new, int(request["checkpoint"]))  # type: ignore[arg-type]
-    for client, v in zip(clients, visited, strict=True):
-        for slot, probabilities in v.predictions:
-            stream = bench.stream(client)
-            if isinstance(stream, TakesPredictions):
-                stream.predicted(slot, probabilities, int(request["round"]))  # type: ignore[arg-type]
     updated = [i for i, v in enumerate(visited) if v.samples]
     classes = bench.test_set.classes
     slots = max((len(v.domains) for v in visited), default=0)
@@ -225,31 +218,36 @@ def _visit_one(
             result.count("late", hits(adapter.predict(x), y, classes))
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
     late, late_batch = NOTHING_LATE, dict[str, Tensor]()
-    for current, x, y, is_last in _batches(bench, stream, range(slot, end)):
+    last: tuple[int, Tensor, Tensor | None] | None = None
+    for current in range(slot, end):
+        x, y = _batch(bench, stream, current)
+        if not len(x):
+            continue  # nothing has arrived at a live stream
+        if last is not None and last[2] is not None and "post" in bench.scores:
+            # No aggregation has followed: its own state is what it goes on with.
+            result.count("post-seen", torch.bincount(last[2], minlength=classes))
+            result.count("post", hits(adapter.predict(last[1]), last[2], classes))
         if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
             adapter.reset(bench.initial)
             bench.lone.reset(bench.initial)
-        if lagged and not result.domains:
+        if lagged and last is None:
             result.descriptor = bench.describe(wanted, about, x)
         result.domains.append(stream.domains[current])
         result.samples += len(x)
-        if y is None:
-            outputs = _outputs(bench, x, scored=(), is_last=is_last)
-            if isinstance(stream, TakesPredictions):
-                result.predictions.append((current, outputs["tta"].softmax(dim=1).cpu()))
-        else:
-            outputs = _outputs(bench, x, scored=bench.scores, is_last=is_last)
-            seen = torch.bincount(y, minlength=classes)
-            result.count("seen", seen)
+        outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
+        if y is not None:
+            result.count("seen", torch.bincount(y, minlength=classes))
             for score in outputs.keys() & set(bench.scores):
                 result.count(score, hits(outputs[score], y, classes))
-            if "post" in bench.scores:
-                result.count("post-seen", seen * (not is_last))
-        if is_last:
-            if not lagged:
-                result.descriptor = bench.describe(wanted, about, x)
-            late = current if finetune or y is not None else NOTHING_LATE
-            late_batch = {"x": x} if finetune and y is None else {}
+        elif isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
+            stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
+        last = current, x, y
+    if last is not None:
+        current, x, y = last
+        if not lagged:
+            result.descriptor = bench.describe(wanted, about, x)
+        late = current if finetune or y is not None else NOTHING_LATE
+        late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
     result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
@@ -258,20 +256,7 @@ def _visit_one(
     return result
 
 
-def _batches(bench: Workbench, stream: ClientStream, slots: range) -> Iterator[tuple[int, Tensor, Tensor | None, bool]]:
-    """Yield (slot, images, labels, is it the last?) of the slots that have samples; a live one may have none."""
-    held: tuple[int, Tensor, Tensor | None] | None = None
-    for slot in slots:
-        x, y = _batch(bench, stream, slot)
-        if len(x):
-            if held is not None:
-                yield *held, False
-            held = slot, x, y
-    if held is not None:
-        yield *held, True
-
-
-def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...], is_last: bool) -> dict[str, Tensor]:
+def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[str, Tensor]:
     """Adapt to one batch and return the logits [B, K] behind every score that can be had now, and "tta"."""
     outputs: dict[str, Tensor] = {}
     if "source" in scored:
@@ -284,8 +269,6 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...], is_last: b
     if "pre" in scored:
         outputs["pre"] = bench.adapter.predict(x)
     outputs["tta"] = bench.adapter.adapt(x)
-    if "post" in scored and not is_last:
-        outputs["post"] = bench.adapter.predict(x)  # no aggregation follows: its own state is what it goes on with
     return outputs
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, check_data, open_data
@@ -246,6 +247,35 @@ def test_a_run_without_labels_has_no_accuracy_and_predicts_everything(
     assert [row[3] for row in rows] == ["1", "1", "2", "2", "3"]
     assert all(0 < float(row[2]) <= 1 and row[1].isdigit() for row in rows)
     assert not (tmp_path / "client-01" / "predictions.csv").exists()
+
+
+class Endless:
+    """Two slots without labels; the second comes only when the first has been predicted."""
+
+    domains = ("live", "live")
+
+    def __init__(self) -> None:
+        self.known: list[int] = []
+
+    def __len__(self) -> int:
+        return 2
+
+    def batch(self, slot: int) -> tuple[Tensor, None]:
+        assert self.known == list(range(slot)), "the visit asks for a batch before it has told of the last one"
+        return torch.full((3, 3, 32, 32), 0.5), None
+
+    def predicted(self, slot: int, probabilities: Tensor, version: int) -> None:
+        assert probabilities.shape == (3, 10)
+        self.known.append(slot)
+
+
+def endless(config: RunConfig, client: str) -> Endless:
+    return Endless()
+
+
+def test_a_prediction_does_not_wait_for_the_next_batch(run_local: Any, allowed: str) -> None:
+    own = {"stream": f"{allowed}:endless", "classes": 10, "num-clients": 1, "aggregate-every": 2}
+    assert [line["samples"] for line in run_local(**own).lines()] == [6]
 
 
 def test_a_run_in_which_nothing_arrives_ends_well(run_local: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a real federation survives: a killed device, and a killed run.
+"""What a real federation survives: a killed device, a killed run, a killed server, and a link that is cut.
 
 Devices, server and run are processes of their own on real sockets. A device can be held inside a visit, so that a fault
 strikes at a known place. Each result is compared with a run in one process of those who took part.
@@ -6,6 +6,7 @@ strikes at a known place. Each result is compared with a run in one process of t
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,10 +61,12 @@ def stream(config, client):
 
 
 class Fleet:
-    """A server and three devices on this host, without TLS."""
+    """A server and three devices, without TLS, on this host or each on one of its own."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str], network: "Network | None" = None) -> None:
         self.folder = folder
+        self.network = network
+        self.address = network.address("server") if network else "127.0.0.1"
         self.ports = dict(zip(("fleet", "control"), free_ports(2), strict=True))
         (folder / "holds").mkdir()
         (folder / "held_streams.py").write_text(STREAM)
@@ -77,9 +80,10 @@ class Fleet:
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a process, leader of a group of its own, whose output goes to NAME.log."""
+        host = "server" if name == "run" else name
         with (self.folder / f"{name}.log").open("ab") as output:
             process = subprocess.Popen(
-                command,
+                [*(self.network.inside(host) if self.network else ()), *command],
                 cwd=self.folder, env=self._env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process
@@ -91,14 +95,14 @@ class Fleet:
     def serve(self) -> None:
         """Start the server, or start it again, and wait until it is there."""
         before = self.log("server").count("Application startup complete") if "server" in self.processes else 0
-        command = ["fedtta", "serve", "--insecure", "--host", "127.0.0.1", "--fleet-port", str(self.ports["fleet"])]
+        command = ["fedtta", "serve", "--insecure", "--host", self.address, "--fleet-port", str(self.ports["fleet"])]
         command += ["--control", f"127.0.0.1:{self.ports['control']}", "--state-dir", str(self.folder / "server")]
         self.start("server", *command)
         until(lambda: self.log("server").count("Application startup complete") > before, "no server")
 
     def join(self, client: str) -> None:
         """Start a device that hosts one client."""
-        command = ["fedtta", "join", f"127.0.0.1:{self.ports['fleet']}", "--insecure", "--client", client]
+        command = ["fedtta", "join", f"{self.address}:{self.ports['fleet']}", "--insecure", "--client", client]
         command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}")]
         self.start(client, *command)
 
@@ -146,6 +150,72 @@ class Fleet:
             self.kill(name)
 
 
+class Network:
+    """Hosts with a network stack of their own, each by a cable on one switch: network namespaces of Linux."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._prefix = f"fedtta{os.getpid()}"
+        self._hosts = list(hosts)
+
+    def plug(self) -> None:
+        """Set all up."""
+        ip("netns", "add", self._prefix)  # the switch
+        self._on_switch("link", "add", "switch", "type", "bridge")
+        self._on_switch("link", "set", "switch", "up")
+        for i, host in enumerate(self._hosts):
+            ip("netns", "add", self._namespace(host))
+            ip("-n", self._prefix, "link", "add", f"port{i}", "type", "veth",
+               "peer", "name", "cable", "netns", self._namespace(host))  # fmt: skip
+            self._on_switch("link", "set", f"port{i}", "master", "switch", "up")
+            ip("-n", self._namespace(host), "address", "add", f"{self.address(host)}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", self._namespace(host), "link", "set", device, "up")
+
+    def unplug(self) -> None:
+        for name in [self._prefix, *map(self._namespace, self._hosts)]:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+    def address(self, host: str) -> str:
+        return f"10.77.0.{10 + self._hosts.index(host)}"
+
+    def inside(self, host: str) -> list[str]:
+        """What comes before a command that shall run on a host."""
+        return ["ip", "netns", "exec", self._namespace(host)]
+
+    def cable(self, host: str, state: str) -> None:
+        """Cut a host's cable (``down``), or mend it (``up``)."""
+        self._on_switch("link", "set", f"port{self._hosts.index(host)}", state)
+
+    def received(self, host: str) -> int:
+        """Bytes that have come to a host."""
+        command = [*self.inside(host), "cat", "/sys/class/net/cable/statistics/rx_bytes"]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    def _namespace(self, host: str) -> str:
+        return f"{self._prefix}-{self._hosts.index(host)}"
+
+    def _on_switch(self, *arguments: str) -> None:
+        ip("-n", self._prefix, *arguments)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def no_namespaces() -> str:
+    """Why this machine cannot have hosts with a network of their own; empty if it can."""
+    if shutil.which("ip") is None:
+        return "needs the command ip (iproute2)"
+    network = Network(["probe"])
+    try:
+        network.plug()
+    except subprocess.CalledProcessError as error:
+        return f"needs network namespaces: {error.stderr.decode().strip()}"
+    finally:
+        network.unplug()
+    return ""
+
+
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and theirs."""
     parents: dict[int, list[int]] = {}
@@ -164,11 +234,11 @@ def descendants(pid: int) -> list[int]:
 
 
 class Lossy(LocalGrid):
-    """In one process: some clients are not reached in some rounds.
+    """In one process: in some rounds some clients are not reached, or their replies are lost.
 
     Parameters
     ----------
-    unreached : mapping of int to sequence of str
+    unreached, lost : mapping of int to sequence of str
         Round -> clients.
     """
 
@@ -177,9 +247,10 @@ class Lossy(LocalGrid):
         app: Any,
         config: RunConfig,
         unreached: Mapping[int, Sequence[str]] = {},
+        lost: Mapping[int, Sequence[str]] = {},
     ) -> None:
         super().__init__(app, config.to_flat(), len(CLIENTS))
-        self._unreached = unreached
+        self._unreached, self._lost = unreached, lost
         self.host(CLIENTS)
 
     def host(self, clients: Sequence[str]) -> None:
@@ -197,6 +268,8 @@ class Lossy(LocalGrid):
                 continue
             (message_id,) = super().push_messages([message])
             ids.append(message_id)
+            if set(clients) & set(self._lost.get(number, ())):
+                list(self.pull_messages([message_id]))
         return ids
 
 
@@ -267,6 +340,60 @@ def test_a_killed_run_resumes_from_its_checkpoint(fleet: Fleet) -> None:
     fleet.run("--resume", str(fleet.folder / "run"))
     assert fleet.ended() == 0, fleet.log("run")
     same(fleet.folder / "run", alone(fleet.folder, slots=2))
+
+
+def test_a_killed_server_comes_back_and_the_run_is_resumed(fleet: Fleet) -> None:
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run(slots=2, timeout=600.0)
+    fleet.wait_inside(VICTIM, slot=1)
+    fleet.kill("server")
+    fleet.kill("run")
+    let_go()
+    assert not json.loads((fleet.folder / "run" / "summary.json").read_text())["finished"]
+    fleet.serve()  # the devices come back by themselves
+    fleet.run("--resume", str(fleet.folder / "run"))
+    assert fleet.ended() == 0, fleet.log("run")
+    same(fleet.folder / "run", alone(fleet.folder, slots=2))
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if why := no_namespaces():
+        pytest.skip(why)
+    made = Network(["server", *CLIENTS])
+    made.plug()
+    try:
+        yield made
+    finally:
+        made.unplug()
+
+
+def test_a_link_that_is_cut_in_mid_round_and_mended(tmp_path: Path, environment: dict[str, str], network) -> None:
+    fleet = Fleet(tmp_path, environment, network)
+    try:
+        fleet.serve()
+        for client in CLIENTS:
+            fleet.join(client)
+        let_go, others_go = fleet.hold(VICTIM, slot=1), fleet.hold(CLIENTS[0], slot=2)
+        fleet.run()
+        fleet.wait_inside(VICTIM, slot=1)
+        network.cable(VICTIM, "down")
+        let_go()  # the visit ends, its reply goes nowhere
+        fleet.wait_inside(CLIENTS[0], slot=2)  # the others have gone on without it
+        network.cable(VICTIM, "up")
+        before = network.received(VICTIM)
+        until(lambda: network.received(VICTIM) > before + 2000, "the device does not reach its server again")
+        others_go()
+        assert fleet.ended() == 0, fleet.log("run")
+        gone = missed(fleet)
+        assert 2 in gone
+        assert set(map(tuple, gone.values())) == {(VICTIM,)}
+        assert max(gone) <= 4, "it has not come back"
+        assert all(line["forgot"] == [] for line in fleet.lines())
+        absent = {number: clients for number, clients in gone.items() if number > 2}
+        same(fleet.folder / "run", alone(fleet.folder, lost={2: [VICTIM]}, unreached=absent))
+    finally:
+        fleet.end()
 
 
 def is_program(pid: int, name: str) -> bool:
