@@ -120,7 +120,8 @@ class BBN(Adapter):
             kept = entropy(certain) < options.entropy_threshold * math.log(self.classes)
             if kept.any():
                 # The two terms share no activation: those of one pass are freed before the other makes its own.
-                pulled = torch.autograd.grad(self._consistency(teacher, anchor, kept), self.optimizer.parameters)
+                pull = self._consistency(teacher, anchor, kept)
+                pulled = torch.autograd.grad(pull, self.optimizer.parameters, materialize_grads=True, allow_unused=True)
                 student = self._forward(for_student, self.student.updating(batch))
                 gradients = self.optimizer.gradients(self._distillation(student, certain, kept))
                 self.optimizer.apply(torch._foreach_add(gradients, pulled))

@@ -64,6 +64,12 @@ def sample_moments(h: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+def pooled(sample_mean: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the batch's mean and biased variance [C] from those of its samples, [B, C] each."""
+    between, mean = torch.var_mean(sample_mean, dim=0, correction=0)
+    return mean, within.mean(dim=0) + between
+
+
 def widened(h: Tensor) -> Tensor:
     """Return h in a dtype that statistics can be taken in: float32 at least, whatever the autocast."""
     return h if h.dtype == torch.float64 else h.float()
@@ -128,8 +134,7 @@ class _BatchNormalisation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         sample_mean, within = _moments(h.contiguous())
-        between, mean = torch.var_mean(sample_mean, dim=0, correction=0)
-        variance = within.mean(dim=0) + between
+        mean, variance = pooled(sample_mean, within)
         ctx.save_for_backward(h, weight, mean, (variance + eps).rsqrt())
         ctx.eps = eps
         return F.batch_norm(h, mean, variance, weight, bias, False, 0.0, eps)

@@ -13,6 +13,7 @@ from fedtta_flwr.adaptation.layers import (
     Normalise,
     normalise_with,
     normalised_by,
+    pooled,
     require_batch_norms,
     sample_moments,
 )
@@ -133,9 +134,7 @@ class RoTTA(Adapter):
         def normalise(name: str, layer: BatchNorm, h: Tensor) -> Tensor:
             of = f"{name}." if name else ""
             means, variances = state[f"{of}running_mean"], state[f"{of}running_var"]
-            sample_mean, within = sample_moments(h)
-            between, mean = torch.var_mean(sample_mean, dim=0, correction=0)
-            var = within.mean(dim=0) + between
+            mean, var = pooled(*sample_moments(h))
             mean, var = means.lerp(mean, self.options.alpha), variances.lerp(var, self.options.alpha)
             means.copy_(mean.detach())
             variances.copy_(var.detach())
