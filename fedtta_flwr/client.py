@@ -29,6 +29,7 @@ from fedtta_flwr.records import (
     to_arrays,
     unstack,
 )
+from fedtta_flwr.usage import peak_cuda, peak_memory
 from fedtta_flwr.workbench import Workbench, workbench
 
 NOTHING_LATE = -1
@@ -68,8 +69,9 @@ def visit(message: Message, context: Context) -> Message:
         reply = _visit_all(bench, request, arrays_of(message.content, STATE), memory)
     except FedTTAError as error:
         return error_reply(message, str(error))
-    reply.config_records[INFO]["started"] = started
-    reply.config_records[INFO]["ended"] = time.time()
+    about = reply.config_records[INFO]
+    about["peak-memory"], about["peak-cuda"] = peak_memory(), peak_cuda()
+    about["started"], about["ended"] = started, time.time()
     return Message(reply, reply_to=message)
 
 

@@ -1,4 +1,4 @@
-"""The run directory: config.json, rounds.jsonl, collaboration.npz and summary.json."""
+"""The run directory: config.json, rounds.jsonl, collaboration.npz, timeline.npz and summary.json."""
 
 import json
 import os
@@ -21,6 +21,7 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.scoreboard import Scoreboard
+from fedtta_flwr.reports.timeline import Timeline
 from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.structure import STRUCTURE, structure
 
@@ -63,7 +64,9 @@ class RunDirectory:
         self._missing: dict[str, int] = defaultdict(int)
         self._rounds = 0
         self._saved = 0.0
+        self._memory: dict[str, int] = {}
         self._clients: tuple[str, ...] = ()
+        self._timeline = Timeline(())
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Write config.json, and a summary that says that nothing is finished."""
@@ -73,6 +76,7 @@ class RunDirectory:
             raise ConfigError(f"output-dir = {str(self.path)!r}: cannot be made: {error.strerror}") from None
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
+        self._timeline = Timeline(clients)
         about: dict[str, Any] = {
             "config": config.to_flat(),
             "hash": config.fingerprint(),
@@ -92,6 +96,9 @@ class RunDirectory:
     def on_round(self, round_: Round) -> None:
         """Append the previous round's line, which is complete now, and hold this one's back."""
         self.board.add(round_.counts)
+        self._timeline.add(round_)
+        for who, peak in round_.memory.items():
+            self._memory[who] = max(peak, self._memory.get(who, 0))
         if self._held is not None:
             late = [c for c in round_.counts if c.round == self._held["round"]]
             self._held["accuracy"] = _micro(self._own + late)
@@ -140,6 +147,8 @@ class RunDirectory:
             "board": _stacked(list(tallies.values())),
             "own": _stacked([np.stack([c.seen, c.correct]) for c in self._own]),
         }
+        timeline, domains = self._timeline.snapshot()
+        tensors |= {f"timeline.{key}": t for key, t in timeline.items()}
         about = {
             "board": list(tallies),
             "own": [(c.round, c.client, c.domain, c.score) for c in self._own],
@@ -147,6 +156,8 @@ class RunDirectory:
             "totals": self._totals,
             "missing": self._missing,
             "rounds": self._rounds,
+            "memory": self._memory,
+            "domains": domains,
         }
         return tensors, about
 
@@ -158,6 +169,10 @@ class RunDirectory:
         self._held, self._rounds = about["held"], about["rounds"]
         self._totals.update(about["totals"])
         self._missing.update(about["missing"])
+        self._memory.update(about["memory"])
+        prefix = "timeline."
+        timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+        self._timeline.restore(timeline, about["domains"])
         with np.load(self.path / "collaboration.npz", allow_pickle=False) as file:
             rounds, matrices = file["rounds"], file["weights"]
         for number, matrix in zip(rounds.tolist(), matrices, strict=True):
@@ -195,6 +210,7 @@ class RunDirectory:
                 "unit": "bytes per client and round",
             },
             "seconds": {key: totals[f"seconds.{key}"] for key in ("client", "server", "transport", "total")},
+            "memory": self._memory | {"unit": "bytes, peak of a process"} if self._memory else None,
             "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
             "screened": dict(sorted(self._missing.items())),
             "rolled_back": int(totals["rolled-back"]),
@@ -216,6 +232,7 @@ class RunDirectory:
             self.path / "collaboration.npz",
             lambda file: np.savez_compressed(file, weights=matrices, rounds=rounds, clients=np.array(self._clients)),
         )
+        self._timeline.write(self.path)
         write_json(self.path / "summary.json", self.summary(finished=finished))
         self._saved = time.monotonic()
 

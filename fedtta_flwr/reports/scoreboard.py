@@ -58,30 +58,38 @@ class Scoreboard:
         dict
             ``micro``: correct / seen over all samples. ``macro``: mean over the classes that occurred of each
             class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``per_corruption`` and
-            ``per_client``: micro.
+            ``per_client``: micro. ``per_client_macro_all_classes``: the third for each client. ``per_class``: samples
+            ``seen`` and ``correct``, [K] each.
         """
         own = {key[1:]: tally for key, tally in self._tallies.items() if key[0] == score}
         if not own:
             return None
         seen, correct = sum(own.values(), np.zeros_like(next(iter(own.values()))))
         of_domain = _grouped(own, lambda key: key[1])
-        of_class = correct[seen > 0] / seen[seen > 0]
+        of_client = _grouped(own, lambda key: key[0])
         return {
-            "micro": _percent(correct.sum(), seen.sum()),
-            "macro": 100 * float(of_class.mean()),
-            "macro_all_classes": 100 * float(of_class.sum()) / len(seen),
-            "per_corruption": {name: of_domain[name] for name in self.domains() if name in of_domain},
-            "per_client": dict(sorted(_grouped(own, lambda key: key[0]).items())),
+            "micro": _micro((seen, correct)),
+            "macro": _macro((seen, correct), int((seen > 0).sum())),
+            "macro_all_classes": _macro((seen, correct), len(seen)),
+            "per_corruption": {name: _micro(of_domain[name]) for name in self.domains() if name in of_domain},
+            "per_client": {name: _micro(tally) for name, tally in of_client.items()},
+            "per_client_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in of_client.items()},
+            "per_class": {"seen": seen.tolist(), "correct": correct.tolist()},
         }
 
 
-def _grouped(tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]) -> dict[str, float]:
+def _grouped(tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]) -> dict[str, Tally]:
     sums: dict[str, Tally] = {}
     for key, tally in tallies.items():
-        total = tally.sum(axis=1)
-        sums[name(key)] = sums[name(key)] + total if name(key) in sums else total
-    return {group: _percent(correct, seen) for group, (seen, correct) in sums.items()}
+        sums[name(key)] = sums[name(key)] + tally if name(key) in sums else tally
+    return dict(sorted(sums.items()))
 
 
-def _percent(correct: np.int64, seen: np.int64) -> float:
-    return 100 * int(correct) / int(seen)
+def _micro(tally: Sequence[NDArray[np.int64]] | Tally) -> float:
+    seen, correct = tally
+    return 100 * int(correct.sum()) / int(seen.sum())
+
+
+def _macro(tally: Sequence[NDArray[np.int64]] | Tally, classes: int) -> float:
+    seen, correct = tally
+    return 100 * float((correct[seen > 0] / seen[seen > 0]).sum()) / classes

@@ -36,6 +36,7 @@ from fedtta_flwr.strategies.updates import (
     screen,
     stack_updates,
 )
+from fedtta_flwr.usage import peak_memory
 
 
 class PersonalizedStrategy(Strategy):
@@ -382,6 +383,7 @@ class PersonalizedStrategy(Strategy):
         exchange, busy = seconds.pop("exchange"), seconds.pop("busy", 0.0)
         seconds["server"] = seconds["total"] - exchange
         seconds["transport"] = max(0.0, exchange - busy)
+        self._round.memory["server"] = peak_memory()
         for observer in self.observers:
             observer.on_round(self._round)
 

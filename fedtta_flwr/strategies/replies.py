@@ -73,6 +73,7 @@ def _enter(
         interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
         rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
         forgot = _names(info, "forgot")
+        memory = {"client": int(info["peak-memory"]), "cuda": int(info["peak-cuda"])}  # type: ignore[arg-type]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return f"malformed reply: {type(error).__name__}: {error}"
     updates.update(found)
@@ -83,6 +84,9 @@ def _enter(
     round_.rolled_back += rolled_back
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += payload_bytes(reply)
+    for where, peak in memory.items():
+        if peak > 0:
+            round_.memory[where] = max(peak, round_.memory.get(where, 0))
     return None
 
 

@@ -55,6 +55,9 @@ class Round:
     seconds : dict of str to float
         ``client`` (the clients' compute, summed), ``server``, ``transport`` (waiting while no client computed) and
         ``total``.
+    memory : dict of str to int
+        Peak of the resident memory of a process so far, bytes: ``client`` (the largest) and ``server``, and ``cuda`` of
+        the client that allocated most there.
     """
 
     number: int
@@ -70,6 +73,7 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
 
 
 class Observer(Protocol):

@@ -21,7 +21,7 @@ from fedtta_flwr.reports import run_directory
 from fedtta_flwr.reports.run_directory import RunDirectory, default_path, run_path
 from fedtta_flwr.strategies.rounds import Counts, Round
 
-FILES = {"config.json", "rounds.jsonl", "collaboration.npz", "summary.json"}
+FILES = {"config.json", "rounds.jsonl", "collaboration.npz", "timeline.npz", "summary.json"}
 
 
 def counts(number: int, client: str, score: str, correct: int, seen: int = 4, domain: str = "fog") -> Counts:
@@ -56,6 +56,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             weights=first,
             samples=12,
             rolled_back=1,
+            memory={"client": 70, "server": 30},
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
         )
     )
@@ -67,6 +68,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             samples=8,
             domains={"a": frozenset({"fog"}), "c": frozenset({"snow"})},
             missing={"b": "no reply in time"},
+            memory={"client": 60, "server": 40},
             counts=[counts(2, "a", "pre", 2), counts(1, "a", "post", 4), counts(1, "b", "post", 3)],
         )
     )
@@ -93,6 +95,7 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert summary["seconds"] == {"client": 1.5, "server": 0.75, "transport": 0.375, "total": 3.0}
     assert summary["screened"] == {"b": 2}
     assert summary["rolled_back"] == 3
+    assert summary["memory"] == {"client": 70, "server": 40, "unit": "bytes, peak of a process"}
 
     assert [line["round"] for line in lines] == [1, 2]
     assert lines[0]["accuracy"] == {"pre": pytest.approx(100 * 8 / 12), "post": pytest.approx(100 * 7 / 8)}

@@ -26,6 +26,9 @@ def test_accuracies_in_percent() -> None:
     assert found["macro_all_classes"] == pytest.approx(100 * (3 / 8 + 11 / 16) / 3)
     assert found["per_corruption"] == {"fog": pytest.approx(100 * 7 / 12), "snow": pytest.approx(100 * 7 / 12)}
     assert found["per_client"] == {"a": pytest.approx(100 * 9 / 14), "b": pytest.approx(50.0)}
+    alone = {"a": pytest.approx(100 * (3 / 8 + 1) / 3), "b": pytest.approx(100 * (1 / 2) / 3)}
+    assert found["per_client_macro_all_classes"] == alone
+    assert found["per_class"] == {"seen": [8, 0, 16], "correct": [3, 0, 11]}
     assert all(type(found[key]) is float for key in ("micro", "macro", "macro_all_classes"))
 
 

@@ -23,7 +23,8 @@ Make = Callable[[Message], Message]
 
 def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **states: dict[str, Any]) -> Make:
     def make(message: Message) -> Message:
-        content = RecordDict({INFO: ConfigRecord({"failed": [], "failures": []} | info)})
+        usual = {"failed": [], "failures": [], "peak-memory": 0, "peak-cuda": 0}
+        content = RecordDict({INFO: ConfigRecord(usual | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
         for name, tensors in states.items():
@@ -46,6 +47,7 @@ NODE_2 = reply_with(
         "forgot": [],
         "started": 10.0,
         "ended": 13.0,
+        "peak-memory": 300,
     },
     {
         # [client, slot, class]
@@ -71,6 +73,8 @@ NODE_3 = reply_with(
         "forgot": ["b"],
         "started": 12.0,
         "ended": 16.0,
+        "peak-memory": 200,
+        "peak-cuda": 50,
     },
     {"seen": [[[3, 2]]], "tta": [[[0, 0]]]},
     **{STATE: {"w": [[2.0]]}, DESCRIPTOR: {DESCRIPTOR: [[2.0, 2.5]]}},
@@ -175,6 +179,11 @@ def test_a_silent_node_is_missing() -> None:
     round_, updates, _ = read(NODE_2, None)
     assert round_.missing == {"b": "no reply in time"}
     assert sorted(updates) == ["a", "c"]
+
+
+def test_memory_is_that_of_the_largest_client() -> None:
+    assert read(NODE_2, NODE_3)[0].memory == {"client": 300, "cuda": 50}
+    assert read(NODE_2, None)[0].memory == {"client": 300}  # nothing ran on a GPU
 
 
 def test_nobody_replies() -> None:

@@ -1,0 +1,112 @@
+"""Who saw what when, and how well it was predicted: timeline.npz in the run directory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtta_flwr.config import SCORES
+from fedtta_flwr.files import write_atomically
+from fedtta_flwr.strategies.rounds import Round
+
+FILE = "timeline.npz"
+
+
+class Timeline:
+    """Samples seen and predicted correctly, by score, round and client, and the corruption of each visit.
+
+    Parameters
+    ----------
+    clients : tuple of str
+        In the order of the columns.
+    """
+
+    def __init__(self, clients: tuple[str, ...]) -> None:
+        self._column = {client: i for i, client in enumerate(clients)}
+        self._domains: list[str] = []
+        self._counts: dict[int, NDArray[np.int32]] = {}  # round -> [seen or correct, S, N]
+        self._domain: dict[int, NDArray[np.int16]] = {}  # round -> [N]
+
+    def add(self, round_: Round) -> None:
+        """Enter what a round brought; a late `post` belongs to the round whose batch it scores."""
+        samples: dict[tuple[str, str], int] = {}
+        for entry in round_.counts:
+            seen, correct = int(entry.seen.sum()), int(entry.correct.sum())
+            counts, _ = self._row(entry.round)
+            counts[:, SCORES.index(entry.score), self._column[entry.client]] += (seen, correct)
+            if entry.round == round_.number:
+                samples[entry.client, entry.domain] = samples.get((entry.client, entry.domain), 0) + seen
+        if round_.closing:
+            return
+        _, domain = self._row(round_.number)
+        for client, domains in round_.domains.items():
+            if domains:
+                most = max(sorted(domains), key=lambda name, client=client: samples.get((client, name), 0))  # type: ignore[misc]
+                domain[self._column[client]] = self._index(most)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays of the file.
+
+        Returns
+        -------
+        dict
+            ``rounds`` [R]; ``clients`` [N], ``scores`` [S] and ``domains`` [D], names; ``domain`` [R, N], the index in
+            ``domains`` of the corruption that most of a client's samples had, -1 if it saw none; ``seen`` and
+            ``correct`` [S, R, N], labelled samples. Scores that nothing was scored with are left out.
+        """
+        rounds = sorted(self._counts)
+        width = len(self._column)
+        counts = np.zeros((len(rounds), 2, len(SCORES), width), dtype=np.int32)
+        domain = np.full((len(rounds), width), -1, dtype=np.int16)
+        for row, number in enumerate(rounds):
+            counts[row], domain[row] = self._counts[number], self._domain[number]
+        seen, correct = counts.transpose(1, 2, 0, 3)
+        there = [i for i in range(len(SCORES)) if seen[i].any()]
+        return {
+            "rounds": np.array(rounds, dtype=np.int64),
+            "clients": np.array(list(self._column), dtype=str),
+            "scores": np.array([SCORES[i] for i in there], dtype=str),
+            "domains": np.array(self._domains, dtype=str),
+            "domain": domain,
+            "seen": seen[there],
+            "correct": correct[there],
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write the file, atomically."""
+        arrays = self.arrays()
+        write_atomically(folder / FILE, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+    def snapshot(self) -> tuple[dict[str, Tensor], list[str]]:
+        """Return what `restore` needs: tensors, and the names of the corruptions."""
+        width = len(self._column)
+        counts = np.stack(list(self._counts.values())) if self._counts else np.zeros((0, 2, len(SCORES), width))
+        domain = np.stack(list(self._domain.values())) if self._domain else np.zeros((0, width))
+        tensors = {
+            "rounds": torch.tensor(list(self._counts), dtype=torch.int64),
+            "counts": torch.from_numpy(counts.astype(np.int32)),
+            "domain": torch.from_numpy(domain.astype(np.int16)),
+        }
+        return tensors, list(self._domains)
+
+    def restore(self, tensors: Mapping[str, Tensor], domains: list[str]) -> None:
+        """Go on from a snapshot."""
+        self._domains = list(domains)
+        for number, counts, domain in zip(
+            *(tensors[key].numpy() for key in ("rounds", "counts", "domain")), strict=True
+        ):
+            self._counts[int(number)], self._domain[int(number)] = counts.copy(), domain.copy()
+
+    def _row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+        if number not in self._counts:
+            self._counts[number] = np.zeros((2, len(SCORES), len(self._column)), dtype=np.int32)
+            self._domain[number] = np.full(len(self._column), -1, dtype=np.int16)
+        return self._counts[number], self._domain[number]
+
+    def _index(self, domain: str) -> int:
+        if domain not in self._domains:
+            self._domains.append(domain)
+        return self._domains.index(domain)
