@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr import cli_data, cli_deploy, cli_new
+from fedtta_flwr import cli_bench, cli_data, cli_deploy, cli_new
 from fedtta_flwr.errors import ConfigError, FedTTAError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(source, name="source")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_deploy.app)
 app.add_typer(cli_new.app, name="new")
+app.command()(cli_bench.bench)
 
 
 @app.command()
@@ -69,7 +70,7 @@ def run(
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(help="strategies, adapters, datasets, corruptions, models, configs or keys"),
+        typer.Argument(help="strategies, adapters, datasets, corruptions, models, configs, benchmarks or keys"),
     ] = None,
 ) -> None:
     """Show what a run config can name."""

@@ -1,6 +1,5 @@
 """Being a device of a federation: a SuperNode that is started again whenever it ends, until somebody stops it."""
 
-import ctypes
 import random
 import signal
 import subprocess
@@ -15,11 +14,11 @@ from fedtta_flwr.deploy import Address, supernode_command
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.fleet import NotYet, check_tls, is_registered, reach
 from fedtta_flwr.launch import free_port
+from fedtta_flwr.processes import end_with_parent
 from fedtta_flwr.registry import PLUGIN_VARIABLE
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 STOP_SECONDS = 20.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def join(
@@ -97,7 +96,8 @@ def join(
 
 def _run(command: list[str], env: Mapping[str, str]) -> int:
     """Run a SuperNode to its end; whatever ends us ends it, gently, so that its server knows at once."""
-    process = subprocess.Popen(command, env=env, preexec_fn=_end_with_parent)
+    # A killed parent cannot tell its SuperNode, which would stay online and keep its successor out.
+    process = subprocess.Popen(command, env=env, preexec_fn=end_with_parent)
     try:
         return process.wait()
     finally:
@@ -108,9 +108,3 @@ def _run(command: list[str], env: Mapping[str, str]) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _end_with_parent() -> None:
-    # A killed parent cannot tell its SuperNode, which would stay online and keep its successor out.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,243 @@
+"""Running the cells of a benchmark, several at a time, each in a process of its own; what is finished stays."""
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedtta_flwr.bench.spec import Cell, Spec, Table
+from fedtta_flwr.config import WHERE, Scalar
+from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.files import write_json
+from fedtta_flwr.processes import end_with_parent
+from fedtta_flwr.records import code_fingerprint
+
+FILE = "bench.json"
+POLL = 0.5  # seconds between two looks at the running cells
+STOP_SECONDS = 20.0
+
+
+class Watcher(Protocol):
+    """Who is told how a benchmark goes."""
+
+    def started(self, cell: Cell) -> None:
+        """Hear that a cell begins."""
+
+    def advanced(self, running: Sequence["Running"]) -> None:
+        """See what runs now."""
+
+    def ended(self, cell: Cell, fault: str, seconds: float) -> None:
+        """Hear that a cell has finished, or why it has not."""
+
+
+@dataclass
+class Running:
+    """A cell that runs.
+
+    Attributes
+    ----------
+    done, rounds : int
+        Rounds that have been, of all; 0 of 0 until the run has begun.
+    """
+
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    folder: Path
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    rounds: int = 0
+    _read: int = 0
+
+    def look(self) -> None:
+        """Count the rounds that have been written down."""
+        try:
+            if not self.rounds:
+                self.rounds = int(json.loads((self.folder / "config.json").read_text())["rounds"])
+            with (self.folder / "rounds.jsonl").open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except OSError:
+            return
+        self._read += len(new)
+        self.done += new.count(b"\n")
+
+
+def cell_folder(folder: Path, cell: str) -> Path:
+    """Return the run directory of a cell."""
+    return folder / "cells" / cell
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a run directory holds a run that has ended well."""
+    try:
+        return bool(json.loads((folder / "summary.json").read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def open_bench(
+    folder: Path, spec: Spec, table: Table, cells: Sequence[Cell], overrides: Mapping[str, Scalar], *, quick: bool
+) -> tuple[list[Cell], list[str]]:
+    """Make a benchmark's folder, or go on with one.
+
+    Returns
+    -------
+    cells : list of Cell
+        Those that are not finished.
+    stale : list of str
+        Finished ones that other code than this has made.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds something else, another benchmark, or finished cells of another config.
+    """
+    path = folder / FILE
+    about: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            about = json.loads(path.read_text())
+            name = about["spec"]["name"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path}: damaged; name another folder, or remove this one") from None
+        if name != spec.name:
+            raise ConfigError(f"--output {folder}: holds the benchmark {name}, not {spec.name}; name another folder")
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"--output {folder}: holds files already; name a new or an empty folder, or a benchmark's")
+    left, stale = [], []
+    for cell in cells:
+        own = cell_folder(folder, cell.id)
+        if not is_finished(own):
+            left.append(cell)
+            continue
+        made = json.loads((own / "config.json").read_text())
+        if differing := [k for k, v in cell.config.items() if k not in WHERE and made["config"].get(k) != v]:
+            key = differing[0]
+            raise ConfigError(
+                f"--output {folder}: {cell.id} was run with {key} = {made['config'].get(key)!r}, now it is "
+                f"{cell.config[key]!r}; name another folder"
+            )
+        if made["code"] != code_fingerprint():
+            stale.append(cell.id)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path,
+        {
+            "spec": table,
+            "quick": quick,
+            "overrides": dict(overrides),
+            "code": code_fingerprint(),
+            "machine": machine(),
+            "started": about.get("started", now),
+            "cells": [{"id": c.id, "labels": c.labels, "seed": c.seed, "config": c.config} for c in cells],
+        },
+    )
+    return left, stale
+
+
+def run_cells(folder: Path, cells: Sequence[Cell], workers: int, watcher: Watcher) -> dict[str, str]:
+    """Run cells, so many at a time; return cell -> why it failed.
+
+    Whatever ends this ends the cells that run; those that have finished are kept.
+    """
+    waiting, running, faults = list(cells), list[Running](), dict[str, str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                cell = waiting.pop(0)
+                running.append(_start(folder, cell))
+                watcher.started(cell)
+            time.sleep(POLL)
+            for one in list(running):
+                one.look()
+                if one.process.poll() is None:
+                    continue
+                running.remove(one)
+                if fault := _fault(folder, one):
+                    faults[one.cell.id] = fault
+                watcher.ended(one.cell, fault, time.monotonic() - one.began)
+            watcher.advanced(running)
+    finally:
+        _stop([one.process for one in running])
+    return faults
+
+
+def _start(folder: Path, cell: Cell) -> Running:
+    own = cell_folder(folder, cell.id)
+    shutil.rmtree(own, ignore_errors=True)  # what an unfinished run has left
+    own.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "fedtta_flwr.bench.runner", str(folder), cell.id]
+    with _log(folder, cell.id).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us, who stop it
+            preexec_fn=end_with_parent,
+        )
+    return Running(cell, process, own)
+
+
+def _log(folder: Path, cell: str) -> Path:
+    return folder / "cells" / f"{cell}.log"
+
+
+def _fault(folder: Path, ended: Running) -> str:
+    status = ended.process.returncode
+    if status == 0 and is_finished(ended.folder):
+        return ""
+    lines = _log(folder, ended.cell.id).read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else ""
+    why = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return last.removeprefix("error: ") if status == 2 and last.startswith("error: ") else f"{why}: {last}"
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def machine() -> str:
+    """Return what the runs are timed on, in words."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def main() -> None:
+    """Run one cell: BENCH CELL."""
+    from fedtta_flwr.launch import run_local
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    (cell,) = [c for c in json.loads((folder / FILE).read_text())["cells"] if c["id"] == name]
+    try:
+        run_local(cell["config"] | {"output-dir": str(cell_folder(folder, name).absolute())}, nodes=1)
+    except FedTTAError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The spec of a benchmark: a TOML file that says which runs, how their results are laid out, and what was published."""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedtta_flwr.config import SCORES, RunConfig, Scalar
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.options import kebab
+
+#: the name of an axis or of one of its points; points become parts of file names
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+=_ -]{0,47}")
+WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
+Table = dict[str, Any]
+Labels = dict[str, str]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
+
+
+class Published(_Part):
+    """Figures from a paper: `values` by the points of the axis (or the corruptions, ...) `over`, at the cells `at`."""
+
+    at: Labels = {}
+    over: str
+    values: dict[str, float]
+    flag: Literal["sound", "doubtful", "copied", "invalid"] = "sound"
+    note: str = ""
+
+
+class Claim(_Part):
+    """A paper's claim: wherever all other axes agree, the cells `better` are above those `than`, by so many points."""
+
+    text: str
+    better: Labels
+    than: Labels
+    by: float = 0.0
+
+
+class Spec(_Part):
+    """A benchmark.
+
+    Attributes
+    ----------
+    name, title, source : str
+        For file names; for people; and which table or figure of which paper it repeats.
+    score, metric : str
+        The score and the metric of it that the published figures are.
+    rows, columns : tuple of str
+        Axes that make the rows and the columns of the main table; together all axes.
+    seeds : tuple of int
+        Every point of the grid is run with each.
+    config : dict
+        Run config of all cells.
+    axes : dict
+        Axis -> point -> run config of the point. A later axis goes before an earlier one.
+    skip : tuple of dict
+        Combinations of points that are not run.
+    quick : dict
+        Run config, and `seeds`, that ``--quick`` puts in place of the full ones.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    title: str
+    source: str = ""
+    score: str = "post"
+    metric: Literal["micro", "macro", "macro_all_classes"] = "micro"
+    rows: list[str]
+    columns: list[str]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+    config: Table = {}
+    axes: dict[str, dict[str, Table]]
+    skip: list[dict[str, str | list[str]]] = []
+    published: list[Published] = []
+    claims: list[Claim] = []
+    quick: Table = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.score not in SCORES:
+            raise ConfigError(f"score = {self.score!r}: unknown; allowed: {', '.join(SCORES)}")
+        if sorted(self.rows + self.columns) != sorted(self.axes):
+            raise ConfigError(
+                f"rows = {self.rows}, columns = {self.columns}: allowed: all axes, each once: {', '.join(self.axes)}"
+            )
+        for axis, points in self.axes.items():
+            for name in (axis, *points):
+                if not NAME.fullmatch(name):
+                    raise ConfigError(f"axes.{axis}: {name!r}: allowed: letters, digits, blanks and '+=_-'")
+            if not points:
+                raise ConfigError(f"axes.{axis}: no point; name one at least")
+        for place, labels in self._labelled():
+            for axis, point in labels.items():
+                for one in [point] if isinstance(point, str) else point:
+                    if one not in self.axes.get(axis, {}):
+                        allowed = self.axes.get(axis) or self.axes
+                        raise ConfigError(f"{place}: {axis} = {one!r}: unknown; allowed: {', '.join(allowed)}")
+        for entry in self.published:
+            if entry.over not in (*self.axes, *WITHIN):
+                raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")
+            if unknown := sorted(set(entry.values) - set(self.axes.get(entry.over, entry.values))):
+                raise ConfigError(f"published: {unknown[0]!r} is no point of axes.{entry.over}")
+        return self
+
+    def _labelled(self) -> Iterator[tuple[str, Mapping[str, str | list[str]]]]:
+        yield from (("skip", entry) for entry in self.skip)
+        yield from (("published.at", entry.at) for entry in self.published)
+        for claim in self.claims:
+            yield from (("claims.better", claim.better), ("claims.than", claim.than))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a benchmark.
+
+    Attributes
+    ----------
+    id : str
+        Its points and its seed; the name of its run directory.
+    labels : dict of str to str
+        Axis -> point.
+    config : dict
+        Its run config, flat, complete but for where it writes.
+    """
+
+    id: str
+    labels: Labels
+    seed: int
+    config: dict[str, Scalar]
+
+
+def read_spec(path: Path) -> tuple[Spec, Table]:
+    """Read a spec; return it, and the TOML it was made of.
+
+    Raises
+    ------
+    ConfigError
+        One line that names what is wrong in it.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; `fedtta list benchmarks` names those that ship") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no TOML: {error}") from None
+    return make_spec(table, str(path)), table
+
+
+def make_spec(table: Table, where: str) -> Spec:
+    """Make a spec of its TOML; `where` it comes from is for the error."""
+    try:
+        return Spec.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        text = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"{where}: {key}: {text}; docs/benchmarks.md explains the file") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -> tuple[Cell, ...]:
+    """Return the cells of a benchmark, seed after seed, so that a part of them already says something.
+
+    Parameters
+    ----------
+    overrides : mapping
+        Run config that goes before all that the spec says: where the data are, another network.
+
+    Raises
+    ------
+    ConfigError
+        If a cell's run config is not allowed, or two cells have the same name.
+    """
+    changes = dict(spec.quick) if quick else {}
+    seeds = changes.pop("seeds", spec.seeds)
+    made: dict[str, Cell] = {}
+    for seed, points in itertools.product(seeds, itertools.product(*(axis.items() for axis in spec.axes.values()))):
+        labels = dict(zip(spec.axes, (name for name, _ in points), strict=True))
+        if any(_matches(labels, entry) for entry in spec.skip):
+            continue
+        config = _flat(spec.config)
+        for _, table in points:
+            config |= _flat(table)
+        config |= _flat(changes) | dict(overrides) | {"seed": seed}
+        name = ".".join((*(point.replace(" ", "-") for point in labels.values()), f"seed{seed}"))
+        if name in made:
+            raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")
+        try:
+            complete = RunConfig.from_flat(config).to_flat()
+        except ConfigError as error:
+            raise ConfigError(f"{spec.name}, cell {name}: {error}") from None
+        made[name] = Cell(name, labels, seed, complete)
+    return tuple(made.values())
+
+
+def _matches(labels: Mapping[str, str], pattern: Mapping[str, str | list[str]]) -> bool:
+    return all(labels[axis] in ([point] if isinstance(point, str) else point) for axis, point in pattern.items())
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Scalar]:
+    flat: dict[str, Scalar] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": v for inner, v in value.items()}
+        else:
+            flat[key] = value
+    return flat

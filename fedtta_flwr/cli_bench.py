@@ -1,0 +1,77 @@
+"""``fedtta bench``: a grid of runs from one file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtta_flwr.errors import ConfigError, FedTTAError
+
+
+def bench(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="which runs (`fedtta list benchmarks`)")],
+    output: Annotated[Path | None, typer.Option(help="folder for all runs; goes on where it stopped")] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="for all runs, before what SPEC says: a .toml file, or 'key=value ...'; repeatable"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds, as SPEC's [quick] says")] = False,
+    workers: Annotated[int, typer.Option(min=0, max=1024, help="runs at a time; 0 = as many as cores allow")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(help="axis=point or seed=number; repeatable: runs that match all")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show which runs there are, and run none")] = False,
+) -> None:
+    """Run a benchmark: what is finished is kept, a run that fails is reported and the others go on."""
+    from fedtta_flwr.bench.progress import Lines, Live
+    from fedtta_flwr.bench.runner import open_bench, run_cells
+    from fedtta_flwr.bench.spec import cells, read_spec
+    from fedtta_flwr.data.parallel import cores
+    from fedtta_flwr.run_config import read_overrides
+
+    parsed, table = read_spec(spec.expanduser())
+    overrides = read_overrides(run_config or [])
+    for key in ("checkpoint", "data-dir"):
+        if isinstance(overrides.get(key), str) and overrides[key]:
+            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
+    everything = cells(parsed, overrides, quick=quick)
+    wanted = [cell for cell in everything if _matches(cell.labels | {"seed": str(cell.seed)}, only or [])]
+    if not wanted:
+        raise ConfigError(f"--only {' '.join(only or [])}: no run matches; `--dry-run` shows which there are")
+    if dry_run:
+        for cell in wanted:
+            typer.echo(cell.id)
+        typer.echo(f"{len(wanted)} runs")
+        return
+    folder = (output or Path.home() / "fedtta-benchmarks" / (parsed.name + ("-quick" if quick else ""))).expanduser()
+    left, stale = open_bench(folder.absolute(), parsed, table, everything, overrides, quick=quick)
+    names = {cell.id for cell in wanted}
+    left = [cell for cell in left if cell.id in names]
+    done = len(wanted) - len(left)
+    workers = workers or max(1, cores() // max(int(cell.config["threads"]) for cell in wanted))
+    typer.echo(f"{parsed.title}: {len(left)} runs, {workers} at a time, {done} finished before -> {folder}")
+    if stale:
+        typer.echo(f"warning: {len(stale)} finished runs were made by other code than this, e.g. {stale[0]}")
+    if sys.stdout.isatty():
+        with Live(len(left), workers) as live:
+            faults = run_cells(folder.absolute(), left, workers, live)
+    else:
+        faults = run_cells(folder.absolute(), left, workers, Lines(len(left), workers))
+    typer.echo(
+        f"{len(wanted) - len(faults)} of {len(wanted)} runs finished; `fedtta report {folder}` shows the results"
+    )
+    if faults:
+        raise FedTTAError(
+            f"{len(faults)} runs failed, e.g. {next(iter(faults))}; their .log files are in {folder}/cells"
+        )
+
+
+def _matches(labels: dict[str, str], only: list[str]) -> bool:
+    for pattern in only:
+        axis, equals, point = pattern.partition("=")
+        if not equals or axis not in labels:
+            raise ConfigError(f"--only {pattern!r}: allowed: {'=..., '.join(labels)}=...")
+        if labels[axis] != point:
+            return False
+    return True
