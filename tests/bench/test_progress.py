@@ -1,0 +1,51 @@
+"""What a benchmark prints while it runs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fedtta_flwr.bench import progress
+from fedtta_flwr.bench.progress import Lines, Live
+from fedtta_flwr.bench.runner import Running
+from fedtta_flwr.bench.spec import Cell
+
+CELL = Cell("FedAvg.[b]NIID[/b].seed0", {}, 0, {})
+
+
+def running(done: int, rounds: int) -> Running:
+    return Running(CELL, subprocess.Popen(["true"]), Path(), done=done, rounds=rounds)
+
+
+def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    lines = Lines(cells=4, workers=2)
+    lines.started(CELL)
+    clock[0] += 30
+    lines.advanced([running(5, 10)])
+    assert capsys.readouterr().out == ""  # not a minute yet
+    clock[0] += 60
+    lines.advanced([running(5, 10), running(0, 0)])  # half a cell in 90 s; 3.5 are left
+    assert capsys.readouterr().out == f"{CELL.id} 5/10, {CELL.id} 0/0; about 10 min left\n"
+    lines.ended(CELL, "", 95.4)
+    lines.ended(CELL, "no such file", 1.0)
+    out = capsys.readouterr().out.splitlines()
+    assert out == [f"[1/4] {CELL.id}: 95 s", f"[2/4] {CELL.id}: FAILED: no such file"]
+    clock[0] += 1e5
+    assert lines.left([]) == "about 27 h 48 min left"
+
+
+def test_at_the_beginning_the_time_is_not_known() -> None:
+    assert Lines(4, 2).left([running(0, 0)]) == "time left not known yet"
+
+
+def test_the_live_table_prints_what_has_ended_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with Live(1, 1) as live:
+        live.started(CELL)
+        live.advanced([running(1, 2)])
+        live.ended(CELL, "", 3.0)
+        live.advanced([])
+    out = capsys.readouterr().out
+    assert f"[1/1] {CELL.id}: 3 s" in out
+    assert "1/1" in out

@@ -1,0 +1,165 @@
+"""Benchmarks with real runs: what is finished stays, what fails is reported, what is stopped goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtta_flwr.bench.runner import FILE, cell_folder, is_finished, open_bench
+from fedtta_flwr.bench.spec import Cell, cells, make_spec
+from fedtta_flwr.errors import ConfigError
+from tests.conftest import ROOT, TINY
+
+FEDTTA = [sys.executable, "-c", "from fedtta_flwr.cli import main; main()"]
+SPEC = """
+name = "two-and-a-broken-one"
+title = "Two and a broken one"
+rows = ["strategy"]
+columns = []
+seeds = [0]
+[config]
+{config}
+[axes.strategy]
+Local = {{ strategy = "local" }}
+Broken = {{ strategy = "fedavg", checkpoint = "/no/such/file.safetensors" }}
+FedAvg = {{ strategy = "fedavg" }}
+[quick]
+slots-per-corruption = 1
+"""
+
+
+def written_spec(folder: Path, **changes: Any) -> Path:
+    path = folder / "spec.toml"
+    config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (TINY | changes).items())
+    path.write_text(SPEC.format(config=config))
+    return path
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*FEDTTA, "bench", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("bench")
+    spec = written_spec(folder)
+    return spec, folder / "out", bench(spec, "--quick", "--output", folder / "out", "--workers", "2")
+
+
+def test_one_fails_and_the_rest_goes_on(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    _, folder, done = made
+    assert done.returncode == 2
+    assert [is_finished(cell_folder(folder, f"{name}.seed0")) for name in ("Local", "Broken", "FedAvg")] == [
+        True,
+        False,
+        True,
+    ]
+    (line,) = [line for line in done.stdout.splitlines() if "Broken" in line]
+    assert "FAILED" in line
+    assert "/no/such/file.safetensors" in line
+    assert done.stderr.strip().startswith("error: 1 runs failed, e.g. Broken.seed0")
+    assert "2 of 3 runs finished" in done.stdout
+    about = json.loads((folder / FILE).read_text())
+    assert about["quick"] is True
+    assert [cell["labels"] for cell in about["cells"]] == [{"strategy": n} for n in ("Local", "Broken", "FedAvg")]
+    ran = json.loads((cell_folder(folder, "FedAvg.seed0") / "config.json").read_text())
+    assert ran["config"]["slots-per-corruption"] == 1
+
+
+def test_it_keeps_what_is_finished(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    spec, folder, _ = made
+    before = {p: p.stat().st_mtime_ns for p in cell_folder(folder, "FedAvg.seed0").iterdir()}
+    done = bench(spec, "--quick", "--output", folder)
+    assert "1 runs, " in done.stdout
+    assert "2 finished before" in done.stdout
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_another_config_does_not_mix_with_it(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    spec, folder, _ = made
+    done = bench(spec, "--output", folder)  # not --quick
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "slots-per-corruption = 1, now it is 2; name another folder" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"notes.txt": "mine"}, "holds files already"),
+        ({FILE: "{"}, "damaged"),
+        ({FILE: json.dumps({"spec": {"name": "other"}})}, "holds the benchmark other, not one"),
+    ],
+)
+def test_a_folder_with_something_else(tmp_path: Path, content: dict[str, str], words: str) -> None:
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    table = {"name": "one", "title": "One", "rows": ["a"], "columns": [], "seeds": [0], "axes": {"a": {"b": {}}}}
+    spec = make_spec(table, "one.toml")
+    with pytest.raises(ConfigError, match=words):
+        open_bench(tmp_path, spec, table, cells(spec, {}), {}, quick=False)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_finished_runs_of_other_code_are_named(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+    _, folder, _ = made
+    about = json.loads((folder / FILE).read_text())
+    spec = make_spec(about["spec"], "spec.toml")
+    own = [Cell(c["id"], c["labels"], c["seed"], c["config"]) for c in about["cells"]]
+    path = cell_folder(folder, "Local.seed0") / "config.json"
+    ran = path.read_text()
+    path.write_text(json.dumps(json.loads(ran) | {"code": "old"}))
+    try:
+        left, stale = open_bench(folder, spec, about["spec"], own, {}, quick=True)
+    finally:
+        path.write_text(ran)
+    assert [cell.id for cell in left] == ["Broken.seed0"]
+    assert stale == ["Local.seed0"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_in_mid_run_nothing_goes_on_and_nothing_is_lost(tmp_path: Path, number: signal.Signals) -> None:
+    spec = written_spec(tmp_path, **{"slots-per-corruption": 400, "num-clients": 2, "batch-size": 1})
+    folder = tmp_path / "out"
+    command = [*FEDTTA, "bench", str(spec), "--output", str(folder), "--only", "strategy=Local"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = cell_folder(folder, "Local.seed0") / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while not lines.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert lines.exists(), process.communicate()
+    process.send_signal(number)
+    process.wait(timeout=60)
+    while children_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not children_of(folder)
+    assert json.loads((lines.parent / "summary.json").read_text())["finished"] is False
+
+
+def children_of(folder: Path) -> list[int]:
+    """Return the processes that run a cell of this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"fedtta_flwr.bench.runner" in words and os.fsencode(folder) in words:
+            found.append(int(entry.name))
+    return found
+
+
+def test_only_and_dry_run(tmp_path: Path) -> None:
+    spec = written_spec(tmp_path)
+    done = bench(spec, "--only", "strategy=FedAvg", "--only", "seed=0", "--dry-run")
+    assert done.stdout.split() == ["FedAvg.seed0", "1", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.toml"]
+    assert "no run matches" in bench(spec, "--only", "strategy=Other").stderr
+    assert "allowed: strategy=..., seed=..." in bench(spec, "--only", "adapter=tent").stderr
