@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 
 from rich import box
 from rich.console import Console
@@ -62,7 +63,7 @@ class Terminal:
         self._say(
             f"{summary['rounds']} rounds in {seconds['total']:.1f} s (clients' compute {seconds['client']:.1f}, server "
             f"{seconds['server']:.1f}, transport {seconds['transport']:.1f}); per client and round "
-            f"{summary['bytes']['up']:,.0f} bytes up, {summary['bytes']['down']:,.0f} down"
+            f"{summary['bytes']['up']:,.0f} bytes up, {summary['bytes']['down']:,.0f} down{_memory(summary['memory'])}"
         )
         if summary["screened"]:
             left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
@@ -86,3 +87,9 @@ class Terminal:
     @staticmethod
     def _say(line: str) -> None:
         print(line, flush=True)
+
+
+def _memory(peaks: Mapping[str, int | str] | None) -> str:
+    """Return in words how much memory a process took at most."""
+    known = [f"{where} {peak / 2**20:,.0f}" for where, peak in (peaks or {}).items() if isinstance(peak, int)]
+    return f"; peak memory in MiB: {', '.join(known)}" if known else ""

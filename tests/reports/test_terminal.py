@@ -82,12 +82,12 @@ def test_the_last_round_is_always_told(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     tell = observers(tmp_path / "run", 1)
     tell(made(1, [counts(1, "source", "fog", 1), counts(1, "source", "snow", 2), counts(1, "pre", "fog", 5)]))
-    tell(made(2, [counts(1, "post", "fog", 7)], closing=True))
+    tell(made(2, [counts(1, "post", "fog", 7)], closing=True, memory={"client": 3 << 20, "server": 2 << 20}))
     capsys.readouterr()
     tell(None)  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1 rounds in 20.0 s (clients' compute 14.0, server 2.0, transport 4.0)")
-    assert "4,000 bytes up, 2,000 down" in lines[0]
+    assert lines[0].endswith("4,000 bytes up, 2,000 down; peak memory in MiB: client 3, server 2")
     assert lines[1] == f"results: {tmp_path / 'run'}"
     cells = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
     assert cells["corruption"] == ["source", "model", "federation:", "pre", "federation:", "post"]
