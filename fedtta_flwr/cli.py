@@ -23,6 +23,7 @@ app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_deploy.app)
 app.add_typer(cli_new.app, name="new")
 app.command()(cli_bench.bench)
+app.command()(cli_bench.report)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``fedtta bench``: a grid of runs from one file."""
+"""``fedtta bench``: a grid of runs from one file. ``fedtta report``: what came out."""
 
 import sys
 from pathlib import Path
@@ -65,6 +65,22 @@ def bench(
         raise FedTTAError(
             f"{len(faults)} runs failed, e.g. {next(iter(faults))}; their .log files are in {folder}/cells"
         )
+
+
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RUN|BENCH", help="a run directory, or a benchmark's folder")],
+    output: Annotated[Path | None, typer.Option(help="folder to write to; default: `report` in it")] = None,
+) -> None:
+    """Write one HTML page with figures, and the tables in it as Markdown, CSV and LaTeX."""
+    from fedtta_flwr.reports.report import write_report
+
+    path = path.expanduser()
+    page, faults = write_report(path, (output or path / "report").expanduser())
+    for fault in faults[:5]:
+        typer.echo(f"not in the report: {fault}")
+    if len(faults) > 5:
+        typer.echo(f"... and {len(faults) - 5} more; the page names them")
+    typer.echo(page)
 
 
 def _matches(labels: dict[str, str], only: list[str]) -> bool:

@@ -1,0 +1,95 @@
+"""Whether what a paper claims holds in a benchmark."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtta_flwr.bench.spec import Claim, Labels
+from fedtta_flwr.reports.read import BenchOf
+from fedtta_flwr.reports.tables import Table, signed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison that a claim makes.
+
+    Attributes
+    ----------
+    better, than : dict of str to str
+        Labels of the two cells.
+    differences : list of float
+        Of the spec's score, in points, seed by seed.
+    """
+
+    claim: Claim
+    better: Labels
+    than: Labels
+    differences: list[float]
+
+    def verdict(self) -> str:
+        """Return in words whether the claim holds on the mean over the seeds."""
+        if not self.differences:
+            return "not run"
+        mean = float(np.mean(self.differences))
+        word = "holds" if mean > self.claim.by else "does not hold"
+        if len(self.differences) > 1 and abs(mean - self.claim.by) < np.std(self.differences, ddof=1):
+            word += ", within the spread of the seeds"
+        return word
+
+    def figures(self) -> str:
+        """Return the mean difference and its standard deviation over the seeds."""
+        if not self.differences:
+            return ""
+        text = signed(float(np.mean(self.differences)))
+        return text if len(self.differences) < 2 else f"{text} ± {np.std(self.differences, ddof=1):.2f}"
+
+
+def findings(bench: BenchOf) -> list[Finding]:
+    """Return every comparison of every claim, in the order of the spec."""
+    return [
+        Finding(claim, better, than, _differences(bench, better, than))
+        for claim in bench.spec.claims
+        for better, than in _pairs(bench, claim)
+    ]
+
+
+def claims_table(bench: BenchOf) -> Table:
+    """Return all findings as a table."""
+    rows = []
+    for finding in findings(bench):
+        where = [f"{axis} {point}" for axis, point in finding.better.items() if axis not in finding.claim.better]
+        rows.append([finding.claim.text, ", ".join(where), finding.verdict(), finding.figures()])
+    return Table(
+        "claims",
+        "What is claimed, and whether it holds here",
+        ["claim", "where", "verdict", "difference"],
+        rows,
+        labels=3,
+        notes=[f"Differences of {bench.spec.score}, {bench.spec.metric} in points, paired by seed: mean ± std."],
+    )
+
+
+def _pairs(bench: BenchOf, claim: Claim) -> Iterator[tuple[Labels, Labels]]:
+    """Give the cells to compare: what only one side names holds for both, all other axes run over their points."""
+    axes = bench.spec.axes
+    free = [axis for axis in axes if axis not in claim.better and axis not in claim.than]
+    exist = [cell.labels for cell in bench.cells]
+    for points in itertools.product(*(axes[axis] for axis in free)):
+        rest = dict(zip(free, points, strict=True))
+        better = {axis: (rest | claim.than | claim.better)[axis] for axis in axes}
+        than = {axis: (rest | claim.better | claim.than)[axis] for axis in axes}
+        if better in exist and than in exist:
+            yield better, than
+
+
+def _differences(bench: BenchOf, better: Labels, than: Labels) -> list[float]:
+    score, metric = bench.spec.score, bench.spec.metric
+    first, second = bench.by_seed(better), bench.by_seed(than)
+    found = []
+    for seed in sorted(first.keys() & second.keys()):
+        a, b = first[seed].accuracy(score, metric), second[seed].accuracy(score, metric)
+        if a is not None and b is not None:
+            found.append(a - b)
+    return found

@@ -1,0 +1,127 @@
+"""A table, and how it is written down: Markdown, CSV, LaTeX, HTML."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import numpy as np
+
+MINUS = "\N{MINUS SIGN}"
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    MINUS: "$-$",
+    "Δ": r"$\Delta$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes
+    ----------
+    name : str
+        For the files.
+    columns : list of str
+        Headings, those of the labels first.
+    rows : list of list of str
+        An empty text says that there is no value.
+    labels : int
+        How many columns name the row.
+    """
+
+    name: str
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    labels: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        align = [":--"] * self.labels + ["--:"] * (len(self.columns) - self.labels)
+        lines = [_pipes(self.columns), _pipes(align), *map(_pipes, self.rows)]
+        return "\n".join([f"**{_plain(self.title)}**", "", *lines, "", *(f"{_plain(note)}  " for note in self.notes)])
+
+    def csv(self) -> str:
+        """Return the table as CSV; ``mean ± std`` becomes two columns, published marks are dropped."""
+        pairs = [any("±" in row[i] for row in self.rows) for i in range(len(self.columns))]
+        heads = [[c, f"{c} std"] if pair else [c] for c, pair in zip(self.columns, pairs, strict=True)]
+        output = io.StringIO()
+        writer = csv.writer(output, lineterminator="\n")
+        writer.writerow([head for group in heads for head in group])
+        for row in self.rows:
+            cells: list[str] = []
+            for i, (text, pair) in enumerate(zip(row, pairs, strict=True)):
+                plain = text if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip("?!*=")
+                mean, _, std = plain.partition(" ± ")
+                cells += [mean, std] if pair else [plain]
+            writer.writerow(cells)
+        return output.getvalue()
+
+    def latex(self) -> str:
+        """Return a booktabs tabular in a table."""
+        align = "l" * self.labels + "r" * (len(self.columns) - self.labels)
+        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
+        head = " & ".join(map(_tex, self.columns)) + r" \\"
+        lines = [r"\begin{table}", rf"\caption{{{_tex(self.title)}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
+        lines += [head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in self.notes)]) + "\n"
+
+    def html(self) -> str:
+        """Return an HTML table that can be scrolled sideways by itself."""
+        head = "".join(f'<th scope="col">{escape(c)}</th>' for c in self.columns)
+        body = []
+        for row in self.rows:
+            cells = [f'<th scope="row">{escape(text)}</th>' for text in row[: self.labels]]
+            cells += [f"<td>{escape(text)}</td>" for text in row[self.labels :]]
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
+        title = escape(self.title)
+        return (
+            f'<figure><div class=scroll tabindex=0 role=region aria-label="{title}"><table><caption>{title}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{notes}</figure>"
+        )
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number as text; empty for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def spread(values: Sequence[float | None], digits: int = 2) -> str:
+    """Return ``mean ± std`` (sample standard deviation) of what is there; of one value no std, of none nothing."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = number(float(np.mean(known)), digits)
+    return mean if len(known) < 2 else f"{mean} ± {number(float(np.std(known, ddof=1)), digits)}"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """Return a difference as text, with its sign."""
+    if value is None:
+        return ""
+    text = f"{abs(value):,.{digits}f}"
+    return text if not text.strip("0.,") else ("+" if value > 0 else MINUS) + text
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """Keep a text from being read as Markdown or HTML."""
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _tex(text: str) -> str:
+    return "".join(LATEX.get(c, c) for c in text)
