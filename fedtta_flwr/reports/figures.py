@@ -30,6 +30,8 @@ class Figure:
         What it shows, in words, for who does not see it.
     light, dark : bytes
         PNG.
+    width : int
+        On a page, in CSS pixels.
     """
 
     name: str
@@ -37,12 +39,13 @@ class Figure:
     text: str
     light: bytes
     dark: bytes
+    width: int
 
 
 def bench_figures(bench: BenchOf) -> list[Figure]:
     """Return bars with the spread over the seeds, and accuracy over time, for each column of the main table."""
     rows, columns = rows_and_columns(bench)
-    score, figures = bench.spec.score, []
+    score, figures = bench.spec.score, list[Figure]()
     for k, column in enumerate(columns):
         there = [(row, bench.runs(row | column)) for row in rows]
         there = [
@@ -53,6 +56,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
         if not there:
             continue
         names = [title(row) or score for row, _ in there]
+        colours = [rows.index(row) for row, _ in there]  # a row has the same one in every figure
         accuracies = [[run.accuracy(score, bench.spec.metric) for run in runs] for _, runs in there]
         values = [[v for v in several if v is not None] for several in accuracies]
         marks = [p[0] if (p := published(bench, row | column)) and p[1].flag != "invalid" else None for row, _ in there]
@@ -62,7 +66,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
                 f"bars-{k + 1}",
                 f"{score}{where}",
                 "; ".join(f"{n} {np.mean(v):.2f} %" for n, v in zip(names, values, strict=True)),
-                _bars(names, values, marks),
+                _bars(names, values, marks, colours),
                 (6.4, 0.9 + 0.34 * len(names)),
             )
         )
@@ -70,7 +74,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
         if all(len(x) > 1 for x, _ in curves):
             strip = _strip(there[0][1][0])
             about = f"Accuracy of {', '.join(names)} round by round"
-            draw = _lines(names, curves, strip)
+            draw = _lines(names, curves, strip, colours)
             figures.append(_figure(f"time-{k + 1}", f"{score} over time{where}", about, draw, _size(strip)))
     return figures
 
@@ -86,7 +90,7 @@ def run_figures(run: Run) -> list[Figure]:
         names = [group_name(run, group) for group in groups]
         strip = _strip(run)
         about = f"Accuracy of {len(groups)} groups of clients round by round"
-        draw = _lines(names, curves, strip)
+        draw = _lines(names, curves, strip, range(len(names)))
         figures.append(_figure(f"time-{score}", f"{score} over time, by group", about, draw, _size(strip)))
     return figures
 
@@ -98,7 +102,7 @@ def group_name(run: Run, group: Sequence[int]) -> str:
 
 
 def _figure(name: str, heading: str, text: str, draw: Callable[[Any, bool], None], size: tuple[float, float]) -> Figure:
-    return Figure(name, heading, text, _png(draw, False, size), _png(draw, True, size))
+    return Figure(name, heading, text, _png(draw, False, size), _png(draw, True, size), round(96 * size[0]))
 
 
 def _png(draw: Callable[[Any, bool], None], dark: bool, size: tuple[float, float]) -> bytes:
@@ -126,25 +130,26 @@ def _colour(index: int) -> Any:
 
 
 def _bars(
-    names: Sequence[str], values: Sequence[Sequence[float]], marks: Sequence[float | None]
+    names: Sequence[str],
+    values: Sequence[Sequence[float]],
+    marks: Sequence[float | None],
+    colours: Sequence[int],
 ) -> Callable[[Any, bool], None]:
     def draw(canvas: Any, dark: bool) -> None:
         axes = canvas.add_subplot()
         place = np.arange(len(names))
         means = [float(np.mean(several)) for several in values]
         spreads = [float(np.std(several, ddof=1)) if len(several) > 1 else 0.0 for several in values]
-        axes.barh(
-            place, means, xerr=spreads, color=[_colour(i) for i in range(len(names))], ecolor=INK[dark], height=0.7
-        )
+        axes.barh(place, means, xerr=spreads, color=[_colour(i) for i in colours], ecolor=INK[dark], height=0.7)
         known = [(mark, i) for i, mark in enumerate(marks) if mark is not None]
         if known:
             x, y = zip(*known, strict=True)
             axes.scatter(x, y, marker="D", s=22, color=INK[dark], zorder=3, label="published")
             axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16 - 0.2 / len(names)))
-        for i, (mean, width) in enumerate(zip(means, spreads, strict=True)):
-            axes.text(mean + width + 0.4, i + 0.02, f"{mean:.1f}", va="center", fontsize=8)
-        lowest = min([*means, *(mark for mark, _ in known)])
-        axes.set_xlim(max(0.0, 5 * (lowest // 5) - 5), max([*means, *(m for m, _ in known)]) + 3)
+        left = max(0.0, 5 * (min([*means, *(mark for mark, _ in known)]) // 5) - 5)
+        axes.set_xlim(left, max([*means, *(mark for mark, _ in known)]) + 2)
+        for i, mean in enumerate(means):
+            axes.text(left, i, f" {mean:.1f}", va="center", fontsize=8, color="white", fontweight="bold")
         axes.set_yticks(place, names)
         axes.invert_yaxis()
         axes.set_xlabel("accuracy in %")
@@ -156,12 +161,14 @@ Strip = tuple[NDArray[Any], list[str], list[str]]  # index of the corruption [gr
 Curve = tuple[NDArray[Any], NDArray[Any]]  # rounds, accuracy in percent
 
 
-def _lines(names: Sequence[str], curves: Sequence[Curve], strip: Strip | None) -> Callable[[Any, bool], None]:
+def _lines(
+    names: Sequence[str], curves: Sequence[Curve], strip: Strip | None, colours: Sequence[int]
+) -> Callable[[Any, bool], None]:
     def draw(canvas: Any, dark: bool) -> None:
         rows = len(strip[2]) if strip else 0
         parts = canvas.subplots(2, 1, sharex=True, height_ratios=[1, 0.09 * rows]) if strip else [canvas.add_subplot()]
         for i, (name, (x, y)) in enumerate(zip(names, curves, strict=True)):
-            parts[0].plot(x, y, color=_colour(i), label=name, linewidth=1.4)
+            parts[0].plot(x, y, color=_colour(colours[i]), label=name, linewidth=1.4)
         parts[0].set_ylabel("accuracy in %")
         parts[0].grid(color=FAINT[dark], alpha=0.3, linewidth=0.5)
         parts[0].legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))

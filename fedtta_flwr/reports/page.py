@@ -31,7 +31,8 @@ figure{margin:1rem 0}figcaption{color:var(--dim);font-size:.9rem}img{max-width:1
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.3rem 0;white-space:nowrap}
 th,td{padding:.28rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
-thead th{background:var(--soft);vertical-align:bottom}th[scope=row]{text-align:left;font-weight:400}
+thead th{background:var(--soft);vertical-align:bottom}th.label,th[scope=row]{text-align:left}
+th[scope=row]{font-weight:400}
 .claims th[scope=row]{white-space:normal;min-width:9rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;margin:0}
 dt{color:var(--dim)}dd{margin:0;min-width:0}
@@ -130,7 +131,7 @@ def _part(part: Table | Figure | Matrices, name: str) -> str:
         light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in (part.light, part.dark))
         return (
             f'<figure><picture><source srcset="{dark}" media="(prefers-color-scheme: dark)">'
-            f'<img src="{light}" alt="{escape(part.text)}"></picture>'
+            f'<img src="{light}" width="{part.width}" alt="{escape(part.text)}"></picture>'
             f"<figcaption>{escape(part.title)}</figcaption></figure>"
         )
     return _matrices(part, name)

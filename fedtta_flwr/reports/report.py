@@ -76,7 +76,6 @@ def _sections(
     bars = [figure for figure in figures if figure.name.startswith("bars")]
     times = [figure for figure in figures if not figure.name.startswith("bars")]
     return [
-        Section("Not in this report", text="; ".join(faults) if len(faults) <= 8 else f"{len(faults)}, see below"),
         Section("Results", [*first[:1], *bars, *first[1:]]),
         Section(
             "Over time",
@@ -88,6 +87,7 @@ def _sections(
         Section("Collaboration", [*([structure] if structure else []), *matrices]),
         Section("Costs", [costs] if costs else []),
         Section("More tables", list(by_name.values()), folded=True),
+        Section("Not in this report", text="; ".join(faults) if faults else "", parts=[]),
     ]
 
 

@@ -78,7 +78,8 @@ class Table:
 
     def html(self) -> str:
         """Return an HTML table that can be scrolled sideways by itself."""
-        head = "".join(f'<th scope="col">{escape(c)}</th>' for c in self.columns)
+        words = [" class=label"] * self.labels + [""] * (len(self.columns) - self.labels)
+        head = "".join(f'<th scope="col"{w}>{escape(c)}</th>' for c, w in zip(self.columns, words, strict=True))
         body = []
         for row in self.rows:
             cells = [f'<th scope="row">{escape(text)}</th>' for text in row[: self.labels]]
