@@ -1,0 +1,237 @@
+"""Reports of real runs: a benchmark with what can go wrong in one, and a single run."""
+
+import csv
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
+from fedtta_flwr.bench.spec import cells, make_spec
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.launch import run_local
+from fedtta_flwr.reports.of_bench import positions
+from fedtta_flwr.reports.read import read_bench, read_run
+from fedtta_flwr.reports.report import write_report
+from tests.conftest import TINY
+
+HOSTILE = "<script>alert(1)</script>"
+SPEC: dict[str, Any] = {
+    "name": "four",
+    "title": f"Four {HOSTILE}",
+    "rows": ["strategy"],
+    "columns": ["setting"],
+    "seeds": [0, 1],
+    "config": TINY | {"scores": "tta,post", "slots-per-corruption": 3, "shift-length": 3},
+    "axes": {
+        "setting": {"NIID": {"spatial-heterogeneity": 0.5}, "IID": {"spatial-heterogeneity": 0.25}},
+        "strategy": {
+            "Local": {"strategy": "local"},
+            "FedAvg": {"strategy": "fedavg"},
+            "FedTSA": {"strategy": "fedtsa"},
+        },
+    },
+    "skip": [{"strategy": "FedTSA", "setting": "IID"}],
+    "published": [
+        {"at": {"setting": "NIID"}, "over": "strategy", "values": {"Local": 64.65}, "note": HOSTILE},
+        {"at": {"setting": "NIID"}, "over": "strategy", "values": {"FedAvg": 61.45}, "flag": "invalid"},
+    ],
+    "claims": [
+        {"text": "local first", "better": {"strategy": "Local"}, "than": {"strategy": "FedAvg"}},
+        {
+            "text": "by far",
+            "better": {"strategy": "FedAvg", "setting": "IID"},
+            "than": {"strategy": "Local"},
+            "by": 99.0,
+        },
+        {"text": "never run", "better": {"strategy": "FedTSA"}, "than": {"strategy": "Local"}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cells but FedTSA's, of which one has never begun and one is broken."""
+    folder = tmp_path_factory.mktemp("bench")
+    spec = make_spec(SPEC, "spec.toml")
+    for cell in open_bench(folder, spec, SPEC, cells(spec, {}), {}, quick=False)[0]:
+        if cell.labels["strategy"] != "FedTSA":
+            run_local(cell.config | {"output-dir": str(cell_folder(folder, cell.id))}, nodes=1)
+    broken = cell_folder(folder, "NIID.FedTSA.seed0")
+    shutil.copytree(cell_folder(folder, "NIID.Local.seed0"), broken)
+    (broken / "summary.json").write_text("{")
+    return folder
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def accuracy(bench: Path, cell: str, score: str = "post", metric: str = "micro") -> float:
+    summary = json.loads((cell_folder(bench, cell) / "summary.json").read_text())
+    return float(summary["accuracy"][score][metric])
+
+
+@pytest.fixture(scope="module")
+def written(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("report")
+    page, faults = write_report(bench, output)
+    assert page == output / "report.html"
+    assert len(faults) == 2
+    return output
+
+
+def test_the_main_table(bench: Path, written: Path) -> None:
+    rows = {row["strategy"]: row for row in table(written, "main")}
+    assert list(rows) == ["Local", "FedAvg", "FedTSA"]
+    values = [accuracy(bench, f"NIID.Local.seed{seed}") for seed in (0, 1)]
+    assert float(rows["Local"]["NIID"]) == pytest.approx(statistics.mean(values), abs=0.006)
+    assert float(rows["Local"]["NIID std"]) == pytest.approx(statistics.stdev(values), abs=0.006)
+    assert rows["Local"]["NIID published"] == "64.65"
+    assert float(rows["Local"]["NIID Δ"]) == pytest.approx(statistics.mean(values) - 64.65, abs=0.006)
+    assert rows["FedAvg"]["NIID published"] == "61.45"
+    assert rows["FedAvg"]["NIID Δ"] == ""  # an invalid figure is no target
+    assert rows["FedTSA"]["NIID"] == rows["FedTSA"]["IID"] == ""
+    assert "IID published" not in rows["Local"]
+    assert "61.45!" in (written / "tables" / "main.md").read_text()
+
+
+def test_the_other_metrics(bench: Path, written: Path) -> None:
+    for name, score, metric in (("tta-micro", "tta", "micro"), ("post-macro", "post", "macro")):
+        row = next(row for row in table(written, name) if row["strategy"] == "FedAvg")
+        values = [accuracy(bench, f"IID.FedAvg.seed{seed}", score, metric) for seed in (0, 1)]
+        assert float(row["IID"]) == pytest.approx(statistics.mean(values), abs=0.006)
+
+
+def test_claims(bench: Path, written: Path) -> None:
+    found = table(written, "claims")
+    assert [(row["claim"], row["where"]) for row in found] == [
+        ("local first", "setting NIID"),
+        ("local first", "setting IID"),
+        ("by far", ""),
+        ("never run", "setting NIID"),
+    ]
+    pairs = [
+        [accuracy(bench, f"{setting}.Local.seed{s}") - accuracy(bench, f"{setting}.FedAvg.seed{s}") for s in (0, 1)]
+        for setting in ("NIID", "IID")
+    ]
+    for row, differences in zip(found, pairs, strict=False):
+        mean, std = statistics.mean(differences), statistics.stdev(differences)
+        assert float(row["difference"]) == pytest.approx(mean, abs=0.006)
+        assert row["verdict"].startswith("holds" if mean > 0 else "does not hold")
+        assert ("within the spread" in row["verdict"]) == (abs(mean) < std)
+    assert found[2]["verdict"] == "does not hold"
+    assert found[3]["verdict"] == "not run"
+    assert found[3]["difference"] == ""
+
+
+def test_what_is_missing_is_named(written: Path) -> None:
+    found = {row["run"]: row["why"] for row in table(written, "missing")}
+    assert set(found) == {"NIID.FedTSA.seed0", "NIID.FedTSA.seed1"}
+    assert "damaged" in found["NIID.FedTSA.seed0"]
+    assert found["NIID.FedTSA.seed1"] == "has not been run"
+
+
+def test_positions_are_counted_from_shift_to_shift(bench: Path, written: Path) -> None:
+    """In NIID, one group sees contrast first and the other pixelate: three rounds each."""
+    run = read_run(cell_folder(bench, "NIID.FedAvg.seed0"))
+    assert run.timeline is not None
+    post = run.timeline["scores"].tolist().index("post")
+    correct = run.timeline["correct"][post].sum(axis=1)
+    assert positions(run, "post") == [100 * correct[:3].sum() / 60, 100 * correct[3:].sum() / 60]  # 4 clients x 3 x 5
+    row = next(r for r in table(written, "parts") if (r["setting"], r["strategy"]) == ("NIID", "FedAvg"))
+    every = [positions(read_run(cell_folder(bench, f"NIID.FedAvg.seed{s}")), "post")[1] for s in (0, 1)]
+    assert float(row["2"]) == pytest.approx(np.mean([v for v in every if v is not None]), abs=0.006)
+
+
+def test_costs(bench: Path, written: Path) -> None:
+    row = next(r for r in table(written, "costs") if (r["setting"], r["strategy"]) == ("IID", "FedAvg"))
+    summaries = [json.loads((cell_folder(bench, f"IID.FedAvg.seed{s}") / "summary.json").read_text()) for s in (0, 1)]
+    per_round = statistics.mean(s["seconds"]["client"] / s["rounds"] for s in summaries)
+    assert float(row["client compute s/round"]) == pytest.approx(per_round, abs=0.0006)
+    assert float(row["bytes up"]) == pytest.approx(summaries[0]["bytes"]["up"], abs=0.6)
+    assert float(row["client MiB"]) > 100
+    assert row["CUDA MiB"] == ""
+
+
+def test_the_page_is_one_file_and_escaped(written: Path) -> None:
+    page = (written / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert not re.search(r"(src|href|srcset)=\"(?!data:|#)", page)
+    assert "default-src 'none'" in page
+    names = {path.name for path in written.iterdir()}
+    assert {"bars-1.png", "bars-1-dark.png", "time-1.png", "time-2-dark.png"} <= names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.glob("*.png"))
+
+
+def test_a_single_run(bench: Path, tmp_path: Path) -> None:
+    page, faults = write_report(cell_folder(bench, "NIID.FedAvg.seed0"), tmp_path)
+    assert faults == []
+    assert {row["score"] for row in table(tmp_path, "accuracy")} == {"tta", "post"}
+    assert len(table(tmp_path, "per-client")) == 4
+    assert [row["class"] for row in table(tmp_path, "per-class")][:10] == list("0123456789")
+    row = table(tmp_path, "per-class")[3]
+    run = json.loads((cell_folder(bench, "NIID.FedAvg.seed0") / "summary.json").read_text())
+    counts = run["accuracy"]["post"]["per_class"]
+    if counts["seen"][3]:
+        assert float(row["post"]) == pytest.approx(100 * counts["correct"][3] / counts["seen"][3], abs=0.006)
+    assert "client-00 and 1 more" in read_groups(cell_folder(bench, "NIID.FedAvg.seed0"))
+    assert page.stat().st_size < 2_000_000
+
+
+def read_groups(path: Path) -> list[str]:
+    from fedtta_flwr.reports.figures import group_name
+
+    run = read_run(path)
+    assert [len(group) for group in run.groups()] == [2, 2]
+    return [group_name(run, group) for group in run.groups()]
+
+
+def test_a_run_without_labels_or_with_broken_files_has_a_report_too(bench: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(cell_folder(bench, "IID.Local.seed1"), folder)
+    (folder / "timeline.npz").write_bytes(b"PK\x03\x04 no archive")
+    (folder / "collaboration.npz").unlink()
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 9')
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"accuracy": {}, "collaboration": None, "memory": None}))
+    _, faults = write_report(folder, tmp_path / "out")
+    assert [fault.split()[0] for fault in faults] == ["rounds.jsonl:", "timeline.npz", "collaboration.npz"]
+    assert {path.stem for path in (tmp_path / "out" / "tables").iterdir()} == {"costs"}
+
+
+def test_without_matplotlib_only_the_figures_are_missing(
+    bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _, faults = write_report(bench, tmp_path)
+    assert "pip install 'fedtta-flwr[plots]'" in faults[0]
+    assert list(tmp_path.glob("*.png")) == []
+    assert table(tmp_path, "main")
+
+
+def test_neither_a_run_nor_a_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run directory, config\.json is absent"):
+        write_report(tmp_path, tmp_path / "out")
+    (tmp_path / FILE).write_text("[]")
+    with pytest.raises(ConfigError, match="damaged"):
+        write_report(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written(bench: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be written"):
+        write_report(bench, tmp_path / "file" / "out")
+    assert len(read_bench(bench).cells) == 10
