@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.reports.of_bench import published, rows_and_columns, title
-from fedtta_flwr.reports.read import BenchOf, Run
+from fedtta_flwr.reports.layout import published, rows_and_columns, title
+from fedtta_flwr.reports.read import BenchOf, Run, shifts
 
 INK = {False: "#1f2328", True: "#e6edf3"}  # by darkness of the page
 FAINT = {False: "#8c959f", True: "#6e7681"}
@@ -115,6 +115,7 @@ def _png(draw: Callable[[Any, bool], None], dark: bool, size: tuple[float, float
     colours: dict[Any, Any] = {f"{part}.color": ink for part in ("text", "xtick", "ytick")}
     colours |= {"axes.labelcolor": ink, "axes.edgecolor": FAINT[dark], "axes.facecolor": "none", "font.size": 9}
     colours |= {"axes.spines.top": False, "axes.spines.right": False, "legend.labelcolor": ink}
+    colours["text.parse_math"] = "False"  # a dollar sign in a name is one
     with rc_context(colours):
         canvas = Canvas(figsize=size, layout="constrained")
         draw(canvas, dark)
@@ -126,7 +127,8 @@ def _png(draw: Callable[[Any, bool], None], dark: bool, size: tuple[float, float
 def _colour(index: int) -> Any:
     from matplotlib import colormaps
 
-    return colormaps["tab20" if index >= 10 else "tab10"](index % 20 if index >= 10 else index)
+    # Ten colours, then the same ten paler; tab20 has them in turns.
+    return colormaps["tab20"](2 * index % 20 + index % 20 // 10)
 
 
 def _bars(
@@ -176,9 +178,9 @@ def _lines(
         if strip is None:
             return
         domain, domains, groups = strip
-        shifts = np.flatnonzero((domain[:, 1:] != domain[:, :-1]).any(axis=0)) + 1.5
-        for shift in shifts if len(shifts) <= 60 else []:
-            parts[0].axvline(shift, color=FAINT[dark], linewidth=0.6, linestyle=":")
+        marks = np.flatnonzero(shifts(domain.T).any(axis=1)) + 0.5
+        for mark in marks if len(marks) <= 60 else []:
+            parts[0].axvline(mark, color=FAINT[dark], linewidth=0.6, linestyle=":")
         _draw_strip(parts[1], domain, domains, groups)
 
     return draw
@@ -193,7 +195,7 @@ def _draw_strip(axes: Any, domain: NDArray[Any], domains: list[str], groups: lis
             if row[start] < 0:
                 continue
             width = end - start
-            axes.barh(g, width, left=start + 0.5, height=0.86, color=_colour(int(row[start]) % 20), alpha=0.55)
+            axes.barh(g, width, left=start + 0.5, height=0.86, color=_colour(int(row[start])), alpha=0.55)
             if width / rounds > 0.045:
                 name = domains[row[start]].replace("_", " ")
                 size = 7 if width / rounds > 0.012 * len(name) else 5
@@ -212,7 +214,7 @@ def _strip(run: Run) -> Strip | None:
     groups = run.groups()
     if run.timeline is None or len(groups) > 12 or not len(run.timeline["domains"]):
         return None
-    domain = np.stack([run.timeline["domain"][:, group[0]] for group in groups])
+    domain = np.stack([run.timeline["domain"][:, group].max(axis=1) for group in groups])
     return domain, run.timeline["domains"].tolist(), [group_name(run, group) for group in groups]
 
 

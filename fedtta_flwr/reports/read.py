@@ -1,7 +1,6 @@
 """Run and benchmark directories as plain data: what is there, and what is missing or broken, in words."""
 
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,19 @@ from fedtta_flwr.bench.runner import cell_folder
 from fedtta_flwr.bench.spec import Labels, Spec, make_spec
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.reports.mistrust import (
+    About,
+    Arrays,
+    Summary,
+    collaboration_fault,
+    read_arrays,
+    read_lines,
+    read_part,
+    timeline_fault,
+)
 
-Arrays = Mapping[str, NDArray[Any]]
+#: keys of the run config that a report names
+KEYS = ("strategy", "adapter", "dataset", "model", "num-clients", "batch-size", "seed")
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,8 @@ class Run:
         The rest of config.json; summary.json.
     lines : list of dict
         rounds.jsonl.
-    timeline, collaboration : mapping or None
-        The arrays of timeline.npz and collaboration.npz; None where they cannot be read.
+    timeline : mapping or None
+        The arrays of timeline.npz; None where they cannot be read.
     faults : list of str
         What is missing or broken.
     """
@@ -43,7 +53,6 @@ class Run:
     summary: dict[str, Any]
     lines: list[dict[str, Any]]
     timeline: Arrays | None
-    collaboration: Arrays | None
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -60,14 +69,50 @@ class Run:
         found = self.summary["accuracy"].get(score)
         return None if found is None else float(found[metric])
 
+    def collaboration(self) -> Arrays | None:
+        """Read collaboration.npz, which may be large; None where it cannot be read, which `faults` names."""
+        return read_arrays(self.path / "collaboration.npz", collaboration_fault, len(self.clients), [])
+
     def groups(self) -> list[list[int]]:
-        """Return the clients, as columns, that always saw the same corruption; one group if nothing is known."""
+        """Return the clients, as columns, that always saw the same corruption; one group if nothing is known.
+
+        Rounds in which one of two clients was absent say nothing about them.
+        """
         if self.timeline is None or not len(self.timeline["rounds"]):
             return [list(range(len(self.clients)))]
-        alike: dict[bytes, list[int]] = {}
-        for i, column in enumerate(np.ascontiguousarray(self.timeline["domain"].T)):
-            alike.setdefault(column.tobytes(), []).append(i)
-        return list(alike.values())
+        groups: list[list[int]] = []
+        known: list[NDArray[Any]] = []  # of each group, what any of its clients saw
+        for i, column in enumerate(self.timeline["domain"].T):
+            for group, of_group in zip(groups, known, strict=True):
+                both = (column >= 0) & (of_group >= 0)
+                if both.any() and (column[both] == of_group[both]).all():
+                    group.append(i)
+                    np.maximum(of_group, column, out=of_group)
+                    break
+            else:
+                groups.append([i])
+                known.append(column.copy())
+        return groups
+
+
+def shifts(domain: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where a corruption is another than the one before, over the rounds in which there is any.
+
+    Parameters
+    ----------
+    domain : ndarray
+        [R, N], the index of a corruption, -1 for none.
+
+    Returns
+    -------
+    ndarray
+        [R, N]; False in the first round.
+    """
+    last = np.where(domain >= 0, np.arange(len(domain))[:, None], 0)
+    filled = np.take_along_axis(domain, np.maximum.accumulate(last, axis=0), axis=0)
+    found = np.zeros(domain.shape, dtype=bool)
+    found[1:] = (filled[1:] != filled[:-1]) & (filled[:-1] >= 0)
+    return found
 
 
 @dataclass(frozen=True)
@@ -112,30 +157,19 @@ def read_run(path: Path) -> Run:
     ConfigError
         If it is none.
     """
-    try:
-        about = json.loads((path / "config.json").read_text())
-        summary = json.loads((path / "summary.json").read_text())
-        config = about["config"]
-        if not isinstance(about["clients"], list) or not isinstance(summary["accuracy"], dict):
-            raise TypeError("not what a run writes")
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        raise ConfigError(f"{path}: no run directory, {name} is absent; name a run's or a benchmark's folder") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: its config.json or summary.json is damaged ({error})") from None
+    about, summary = read_part(path / "config.json", About), read_part(path / "summary.json", Summary)
+    config = about["config"]
+    if missing := [key for key in KEYS if key not in config]:
+        raise ConfigError(f"{path}: its config.json is damaged (no key {missing[0]})")
     faults: list[str] = []
     if not summary.get("finished"):
         faults.append("the run has not finished: what is here is what it had written by then")
-    return Run(
-        path,
-        config,
-        about,
-        summary,
-        _lines(path / "rounds.jsonl", faults),
-        _arrays(path / "timeline.npz", ("rounds", "domains", "domain", "scores", "seen", "correct"), faults),
-        _arrays(path / "collaboration.npz", ("rounds", "weights"), faults),
-        faults,
-    )
+    clients = len(about["clients"])
+    lines = read_lines(path / "rounds.jsonl", faults)
+    timeline = read_arrays(path / "timeline.npz", timeline_fault, clients, faults)
+    run = Run(path, config, about, summary, lines, timeline, faults)
+    read_arrays(path / "collaboration.npz", collaboration_fault, clients, faults)
+    return run
 
 
 def read_bench(path: Path) -> BenchOf:
@@ -150,12 +184,12 @@ def read_bench(path: Path) -> BenchOf:
         about = json.loads((path / BENCH).read_text())
         spec = make_spec(about["spec"], str(path / BENCH))
         entries = [(str(c["id"]), dict(c["labels"]), int(c["seed"])) for c in about["cells"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path / BENCH}: damaged ({error}); run the benchmark again") from None
     cells = []
     for name, labels, seed in entries:
-        run, fault = None, "has not been run"
         folder = cell_folder(path, name)
+        run, fault = None, f"has not been run{_last_words(folder)}"
         if folder.is_dir():
             try:
                 run = read_run(folder)
@@ -163,33 +197,15 @@ def read_bench(path: Path) -> BenchOf:
             except ConfigError as error:
                 fault = str(error)
             if run is not None and not run.summary.get("finished"):
-                run, fault = None, "has not finished"
+                run, fault = None, f"has not finished{_last_words(folder)}"
         cells.append(CellOf(name, labels, seed, run, fault))
     return BenchOf(path, spec, about, cells)
 
 
-def _lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    lines = []
+def _last_words(folder: Path) -> str:
+    """Return the last line that a cell has printed."""
     try:
-        for text in path.read_text().splitlines():
-            lines.append(json.loads(text))
-    except FileNotFoundError:
-        faults.append(f"{path.name} is absent")
-    except (OSError, ValueError):
-        faults.append(f"{path.name}: line {len(lines) + 1} cannot be read; what follows is left out")
-    return lines
-
-
-def _arrays(path: Path, needed: tuple[str, ...], faults: list[str]) -> Arrays | None:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {key: file[key] for key in file.files}
-        if missing := set(needed) - set(found):
-            raise ValueError(f"it has no {min(missing)}")
-    except FileNotFoundError:
-        faults.append(f"{path.name} is absent")
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        faults.append(f"{path.name} cannot be read: {error}")
-        return None
-    return found
+        lines = folder.with_name(f"{folder.name}.log").read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((f"; its log ends: {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")

@@ -9,7 +9,8 @@ import numpy as np
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically
 from fedtta_flwr.reports.figures import Figure, bench_figures, run_figures
-from fedtta_flwr.reports.of_bench import bench_tables, rows_and_columns, title
+from fedtta_flwr.reports.layout import rows_and_columns, title
+from fedtta_flwr.reports.of_bench import bench_tables
 from fedtta_flwr.reports.of_run import run_tables
 from fedtta_flwr.reports.page import Matrices, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
@@ -121,7 +122,7 @@ def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:
 
 def _run_matrices(run: Run, heading: str) -> list[Matrices]:
     """Return W over the rounds with the clients group by group; none where there is no choice to show."""
-    found = run.collaboration
+    found = run.collaboration()
     if found is None or not len(found["rounds"]) or found["weights"].shape[1] < 2:
         return []
     order = np.array(list(itertools.chain.from_iterable(run.groups())))

@@ -49,7 +49,10 @@ class Table:
         """Return the table in Markdown."""
         align = [":--"] * self.labels + ["--:"] * (len(self.columns) - self.labels)
         lines = [_pipes(self.columns), _pipes(align), *map(_pipes, self.rows)]
-        return "\n".join([f"**{_plain(self.title)}**", "", *lines, "", *(f"{_plain(note)}  " for note in self.notes)])
+        return (
+            "\n".join([f"**{_plain(self.title)}**", "", *lines, "", *(f"{_plain(note)}  " for note in self.notes)])
+            + "\n"
+        )
 
     def csv(self) -> str:
         """Return the table as CSV; ``mean ± std`` becomes two columns, published marks are dropped."""
@@ -70,7 +73,8 @@ class Table:
     def latex(self) -> str:
         """Return a booktabs tabular in a table."""
         align = "l" * self.labels + "r" * (len(self.columns) - self.labels)
-        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
+        # After \\ a row that begins with [ or * would be an option of it.
+        body = ["{}" * row[0].startswith(("[", "*")) + " & ".join(map(_tex, row)) + r" \\" for row in self.rows]
         head = " & ".join(map(_tex, self.columns)) + r" \\"
         lines = [r"\begin{table}", rf"\caption{{{_tex(self.title)}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
         lines += [head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
@@ -125,4 +129,4 @@ def _plain(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    return "".join(LATEX.get(c, c) for c in text)
+    return "".join(LATEX.get(c, c) for c in " ".join(text.split()))

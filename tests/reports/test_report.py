@@ -16,7 +16,7 @@ from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
 from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.launch import run_local
-from fedtta_flwr.reports.of_bench import positions
+from fedtta_flwr.reports.of_within import positions
 from fedtta_flwr.reports.read import read_bench, read_run
 from fedtta_flwr.reports.report import write_report
 from tests.conftest import TINY
@@ -146,7 +146,7 @@ def test_positions_are_counted_from_shift_to_shift(bench: Path, written: Path) -
     post = run.timeline["scores"].tolist().index("post")
     correct = run.timeline["correct"][post].sum(axis=1)
     assert positions(run, "post") == [100 * correct[:3].sum() / 60, 100 * correct[3:].sum() / 60]  # 4 clients x 3 x 5
-    row = next(r for r in table(written, "parts") if (r["setting"], r["strategy"]) == ("NIID", "FedAvg"))
+    row = next(r for r in table(written, "by-position") if (r["setting"], r["strategy"]) == ("NIID", "FedAvg"))
     every = [positions(read_run(cell_folder(bench, f"NIID.FedAvg.seed{s}")), "post")[1] for s in (0, 1)]
     assert float(row["2"]) == pytest.approx(np.mean([v for v in every if v is not None]), abs=0.006)
 

@@ -1,0 +1,50 @@
+"""How a benchmark is laid out: its rows, its columns, and what was published for its cells."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from fedtta_flwr.bench.spec import Labels, Published
+from fedtta_flwr.reports.read import BenchOf, Run
+
+#: how far a published figure can be trusted
+FLAGS = {"sound": "", "doubtful": "?", "copied": "=", "invalid": "!"}
+FLAG_NOTE = "Published figures: ? doubtful, = copied from another paper, ! invalid as a target."
+
+
+def title(labels: Mapping[str, str]) -> str:
+    """Return labels in words."""
+    return " ".join(labels.values())
+
+
+def rows_and_columns(bench: BenchOf) -> tuple[list[Labels], list[Labels]]:
+    """Return the labels of the rows and of the columns of the main table."""
+    axes = bench.spec.axes
+
+    def combinations(names: list[str]) -> list[Labels]:
+        return [dict(zip(names, points, strict=True)) for points in itertools.product(*(axes[name] for name in names))]
+
+    return combinations(bench.spec.rows), combinations(bench.spec.columns)
+
+
+def every_cell(bench: BenchOf) -> Iterator[tuple[Labels, list[Run]]]:
+    """Give the labels of each cell that has finished runs, and these, column after column."""
+    rows, columns = rows_and_columns(bench)
+    for column, row in itertools.product(columns, rows):
+        labels = {axis: (row | column)[axis] for axis in bench.spec.axes}
+        if runs := bench.runs(labels):
+            yield labels, runs
+
+
+def published(bench: BenchOf, labels: Mapping[str, str]) -> tuple[float, Published] | None:
+    """Return what was published for a cell, and the entry that says so."""
+    for entry in bench.spec.published:
+        point = labels.get(entry.over)
+        if point in entry.values and entry.at.items() <= labels.items():
+            return entry.values[point], entry
+    return None
+
+
+def published_within(bench: BenchOf, labels: Mapping[str, str], within: str) -> Published | None:
+    """Return the entry with what was published for the corruptions (positions, classes, clients) of a cell."""
+    there = (e for e in bench.spec.published if e.over == within and e.at.items() <= labels.items())
+    return next(there, None)

@@ -1,0 +1,139 @@
+"""Files of a run directory, read with mistrust: they may come from elsewhere, or be of a run that was cut short."""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from fedtta_flwr.errors import ConfigError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class _Accuracy(BaseModel):
+    micro: float
+    macro: float
+    macro_all_classes: float
+    per_corruption: dict[str, float]
+    per_client: dict[str, float]
+    per_client_macro_all_classes: dict[str, float] = {}
+    per_class: dict[Literal["seen", "correct"], list[int]] = {}
+
+
+class _Bytes(BaseModel):
+    up: float
+    down: float
+
+
+class _Seconds(BaseModel):
+    client: float
+    server: float
+    transport: float
+    total: float
+
+
+class Summary(BaseModel):
+    """What a report takes from summary.json."""
+
+    finished: bool
+    rounds: int
+    accuracy: dict[str, _Accuracy]
+    bytes: _Bytes
+    seconds: _Seconds
+    memory: dict[str, int | str] | None = None
+    collaboration: dict[str, float] | None = None
+
+
+class About(BaseModel):
+    """What a report takes from config.json."""
+
+    config: dict[str, bool | int | float | str]
+    clients: list[str]
+    rounds: int
+
+
+def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
+    """Read a JSON file that holds at least what `part` names.
+
+    Raises
+    ------
+    ConfigError
+        If it does not, or is absent.
+    """
+    try:
+        content = json.loads(path.read_text())
+        part.model_validate(content)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path.parent}: no run directory, {path.name} is absent; name a run's or a benchmark's folder"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise ConfigError(f"{path.parent}: its {path.name} is damaged ({place}: {first['msg']})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.parent}: its {path.name} is damaged ({error})") from None
+    return dict(content)
+
+
+def read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
+    """Read a file of JSON lines, up to the first that is damaged."""
+    lines = []
+    try:
+        for text in path.read_text().splitlines():
+            lines.append(json.loads(text))
+    except FileNotFoundError:
+        faults.append(f"{path.name} is absent")
+    except (OSError, ValueError):
+        faults.append(f"{path.name}: line {len(lines) + 1} cannot be read; what follows is left out")
+    return lines
+
+
+def read_arrays(path: Path, fault: Callable[[Arrays, int], str], clients: int, faults: list[str]) -> Arrays | None:
+    """Read an archive that `fault` finds nothing wrong with."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {key: file[key] for key in file.files}
+        if wrong := fault(found, clients):
+            raise ValueError(wrong)
+    except FileNotFoundError:
+        faults.append(f"{path.name} is absent")
+        return None
+    except KeyError as error:
+        faults.append(f"{path.name} cannot be read: it has no {error.args[0]}")
+        return None
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        faults.append(f"{path.name} cannot be read: {error}")
+        return None
+    return found
+
+
+def timeline_fault(arrays: Arrays, clients: int) -> str:
+    """Return what is wrong with the arrays of timeline.npz; nothing if all is well."""
+    rounds, scores = len(arrays["rounds"]), len(arrays["scores"])
+    fault = _misshapen(
+        arrays, {"domain": (rounds, clients)} | dict.fromkeys(("seen", "correct"), (scores, rounds, clients))
+    )
+    domain, known = arrays["domain"], len(arrays["domains"])
+    if not fault and domain.size and not (domain.min() >= -1 and domain.max() < known):
+        return f"domain goes from {domain.min()} to {domain.max()}, and there are {known} domains"
+    return fault
+
+
+def collaboration_fault(arrays: Arrays, clients: int) -> str:
+    """Return what is wrong with the arrays of collaboration.npz; nothing if all is well."""
+    fault = _misshapen(arrays, {"weights": (len(arrays["rounds"]), clients, clients)})
+    return fault or ("" if np.isfinite(arrays["weights"]).all() else "weights holds numbers that are not finite")
+
+
+def _misshapen(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            return f"{name} is {list(arrays[name].shape)}, not {list(shape)}"
+    return ""

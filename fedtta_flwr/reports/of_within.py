@@ -1,0 +1,136 @@
+"""The tables of a benchmark that look into its cells: by corruption, position, class and client."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from fedtta_flwr.bench.spec import Labels, Published
+from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, published_within
+from fedtta_flwr.reports.of_run import major_and_minor
+from fedtta_flwr.reports.read import BenchOf, Run, shifts
+from fedtta_flwr.reports.tables import Table, number, signed, spread
+
+MOST = 40  # columns of a table
+MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
+
+Values = Mapping[str, float | None]  # accuracy in percent by what is within a cell
+
+
+def tables_within(bench: BenchOf) -> list[Table]:
+    """Return the spec's score by corruption, position, class and client, beside what was published by one of them.
+
+    By position only where clients see different corruptions at a time, or where something was published so.
+    """
+    together = all(len(run.groups()) == 1 for _, runs in every_cell(bench) for run in runs)
+    asked = any(entry.over == "position" for entry in bench.spec.published)
+    ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by_corruption}
+    if asked or not together:
+        ways["position"] = _by_position
+    ways |= {"class": _by_class, "client": _by_client}
+    return [_within(bench, within, way) for within, way in ways.items()]
+
+
+def major_and_minor_table(bench: BenchOf) -> Table:
+    """Return the accuracy of the classes that are frequent, and of those that are not."""
+    body = []
+    for labels, runs in every_cell(bench):
+        pairs = [pair for run in runs if (pair := major_and_minor(run, bench.spec.score)) is not None]
+        if pairs:
+            body.append([*labels.values(), *(spread(part) for part in zip(*pairs, strict=True))])
+    axes = list(bench.spec.axes)
+    heads = [*axes, "major classes", "minor classes"]
+    name = f"{bench.spec.score} by frequency of the class, in %"
+    return Table("major-and-minor", name, heads, body, len(axes), [MAJOR_NOTE])
+
+
+def clients_table(bench: BenchOf) -> Table:
+    """Return how the clients differ, and the means over them that the papers print."""
+    score, body = bench.spec.score, []
+    for labels, runs in every_cell(bench):
+        found = [run.summary["accuracy"][score] for run in runs if score in run.scores()]
+        micro = [list(accuracy["per_client"].values()) for accuracy in found]
+        macro = [list(accuracy.get("per_client_macro_all_classes", {}).values()) for accuracy in found]
+        spans = [[float(f(v)) for v in micro if v] for f in (min, np.median, max, np.mean)]
+        spans.append([float(np.mean(v)) for v in macro if v])
+        if spans[0]:
+            body.append([*labels.values(), *map(spread, spans)])
+    axes = list(bench.spec.axes)
+    heads = [*axes, "worst client", "median client", "best client", "mean of clients", "mean of clients' macro, all K"]
+    return Table("clients", f"{score} of the clients, in %", heads, body, labels=len(axes))
+
+
+def positions(run: Run, score: str) -> list[float | None]:
+    """Return the accuracy in percent of all clients together, from one shift of a client's corruption to the next."""
+    timeline = run.timeline
+    if timeline is None or score not in timeline["scores"].tolist() or not len(timeline["rounds"]):
+        return []
+    at = timeline["scores"].tolist().index(score)
+    place = shifts(timeline["domain"]).cumsum(axis=0).ravel()
+    seen, correct = (np.bincount(place, timeline[key][at].ravel()) for key in ("seen", "correct"))
+    return [100 * float(c / s) if s else None for s, c in zip(seen, correct, strict=True)]
+
+
+def _by_corruption(run: Run, score: str) -> Values:
+    return _accuracy(run, score, "per_corruption")
+
+
+def _by_client(run: Run, score: str) -> Values:
+    return _accuracy(run, score, "per_client")
+
+
+def _by_position(run: Run, score: str) -> Values:
+    return {str(i): value for i, value in enumerate(positions(run, score), 1)}
+
+
+def _by_class(run: Run, score: str) -> Values:
+    counts = run.summary["accuracy"].get(score, {}).get("per_class") or {"seen": [], "correct": []}
+    pairs = zip(counts["seen"], counts["correct"], strict=True)
+    return {str(k): 100 * correct / seen if seen else None for k, (seen, correct) in enumerate(pairs)}
+
+
+def _accuracy(run: Run, score: str, key: str) -> Values:
+    found: Values = run.summary["accuracy"].get(score, {}).get(key, {})
+    return found
+
+
+def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -> Table:
+    """Return one of `tables_within`; cells with too many columns are left out, which a note says."""
+    axes, score = list(bench.spec.axes), bench.spec.score
+    cells: list[tuple[Labels, list[Values], Published | None]] = []
+    left_out = 0
+    for labels, runs in every_cell(bench):
+        found = [values(run, score) for run in runs]
+        if max(map(len, found)) > MOST:
+            left_out += 1
+        elif any(found):
+            cells.append((labels, found, published_within(bench, labels, within)))
+    names = list(dict.fromkeys(name for _, found, _ in cells for one in found for name in one))
+    paired = any(entry for *_, entry in cells)
+    body: list[list[str]] = []
+    for labels, found, entry in cells:
+        columns = [[one.get(name) for one in found] for name in names]
+        body.append([*labels.values(), *(["here"] if paired else []), *map(spread, columns)])
+        if entry is not None:
+            body += [[*labels.values(), kind, *texts] for kind, texts in _compared(entry, names, columns)]
+    notes = [FLAG_NOTE, *dict.fromkeys(f"Published: {e.note}." for *_, e in cells if e and e.note)] if paired else []
+    if within == "position":
+        notes.append("A position lasts from one shift of a client's corruption to the next; all clients together.")
+    if left_out:
+        notes.append(f"{left_out} cells with more than {MOST} columns are left out.")
+    heads = [*axes, *(["what"] if paired else []), *names]
+    labels_ = len(axes) + paired
+    return Table(f"by-{within}", f"{score} by {within}, micro, in %", heads, body, labels_, notes)
+
+
+def _compared(
+    entry: Published, names: Sequence[str], columns: Sequence[Sequence[float | None]]
+) -> list[tuple[str, list[str]]]:
+    """Return the rows with the published figures and with the differences to them."""
+    theirs = [entry.values.get(name) for name in names]
+    ours = [[value for value in column if value is not None] for column in columns]
+    differences = [
+        None if value is None or not column or entry.flag == "invalid" else float(np.mean(column)) - value
+        for value, column in zip(theirs, ours, strict=True)
+    ]
+    marked = ["" if value is None else number(value) + FLAGS[entry.flag] for value in theirs]
+    return [("published", marked), ("Δ", [signed(difference) for difference in differences])]
