@@ -1,0 +1,156 @@
+"""Reading run directories that are damaged, of another form, or of clients that were absent."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.reports.read import read_run, shifts
+from fedtta_flwr.reports.report import write_report
+
+
+@pytest.fixture(scope="module")
+def run(run_local: Callable[..., Any]) -> Path:
+    """A real run of 4 clients in 2 groups."""
+    path: Path = run_local(scores="post").path
+    return path
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def edit_arrays(path: Path, **changed: Any) -> None:
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez_compressed(path, **(arrays | changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("summary.json", lambda c: c.pop("seconds"), r"summary\.json is damaged \(seconds: Field required"),
+        ("summary.json", lambda c: c.update(bytes=None), r"summary\.json is damaged \(bytes: "),
+        ("summary.json", lambda c: c.update(rounds="x"), r"summary\.json is damaged \(rounds: "),
+        ("summary.json", lambda c: c["accuracy"].update(post=None), r"summary\.json is damaged \(accuracy\.post: "),
+        ("summary.json", lambda c: c["accuracy"]["post"].pop("per_client"), r"\(accuracy\.post\.per_client: "),
+        ("config.json", lambda c: c["config"].pop("strategy"), r"config\.json is damaged \(no key strategy\)"),
+        ("config.json", lambda c: c.update(clients="client-00"), r"config\.json is damaged \(clients: "),
+    ],
+)
+def test_json_that_lacks_what_a_report_needs(
+    copy: Path, name: str, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    edit(copy / name, change)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_run(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '"\\ud800'])
+def test_json_of_another_form(copy: Path, text: str) -> None:
+    (copy / "summary.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"summary\.json is damaged"):
+        read_run(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("timeline.npz", {"domain": np.zeros((4, 3), dtype=np.int16)}, r"domain is \[4, 3\], not \[4, 4\]"),
+        ("timeline.npz", {"domain": np.full((4, 4), 9, dtype=np.int16)}, "domain goes from 9 to 9, and there are 2"),
+        ("timeline.npz", {"seen": np.zeros((4, 4))}, r"seen is \[4, 4\], not \[1, 4, 4\]"),
+        ("timeline.npz", {"clients": np.array([None])}, "Object arrays cannot be loaded"),
+        ("timeline.npz", {"rounds": np.int64(4)}, "unsized"),
+        ("collaboration.npz", {"weights": np.zeros((4, 4))}, r"weights is \[4, 4\], not \[4, 4, 4\]"),
+        ("collaboration.npz", {"weights": np.full((4, 4, 4), np.nan)}, "not finite"),
+    ],
+)
+def test_arrays_of_another_form_are_left_out(copy: Path, name: str, changed: dict[str, Any], words: str) -> None:
+    edit_arrays(copy / name, **changed)
+    _, (fault,) = write_report(copy, copy / "report")
+    assert fault.startswith(f"{name} cannot be read: ")
+    assert words.replace("\\", "") in fault
+    assert words.replace("\\", "") in (copy / "report" / "report.html").read_text()
+
+
+def test_an_archive_without_an_array(copy: Path) -> None:
+    np.savez_compressed(copy / "timeline.npz", rounds=np.arange(4), scores=np.array(["post"]))
+    assert read_run(copy).faults == ["timeline.npz cannot be read: it has no domain"]
+
+
+@pytest.mark.parametrize("member", ["seen.npy", "rounds.npy", "domain.npy"])
+def test_every_flipped_byte_of_an_archive_is_a_fault_and_no_crash(copy: Path, member: str) -> None:
+    path = copy / "timeline.npz"
+    whole = path.read_bytes()
+    entry = zipfile.ZipFile(path).getinfo(member)
+    names, extra = (int.from_bytes(whole[entry.header_offset + i :][:2], "little") for i in (26, 28))
+    start = entry.header_offset + 30 + names + extra
+    for at in range(start, start + entry.compress_size, 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        (fault,) = read_run(copy).faults
+        assert fault.startswith("timeline.npz cannot be read")
+
+
+def test_who_was_absent_for_a_round_stays_in_its_group(copy: Path) -> None:
+    with np.load(copy / "timeline.npz") as file:
+        domain = file["domain"]
+    groups = read_run(copy).groups()
+    assert [len(group) for group in groups] == [2, 2]
+    (a, _), (b, _) = groups
+    domain[1, a] = domain[2:, b] = -1
+    edit_arrays(copy / "timeline.npz", domain=domain)
+    assert read_run(copy).groups() == groups
+    domain[:, a] = -1  # never there: nothing is known
+    edit_arrays(copy / "timeline.npz", domain=domain)
+    assert sorted(map(len, read_run(copy).groups())) == [1, 1, 2]
+    write_report(copy, copy / "report")
+
+
+def test_a_round_without_a_client_is_no_shift() -> None:
+    #                  steady  shifts  returns  late  never
+    domain = np.array([[0, 0, 0, -1, -1], [0, 1, -1, -1, -1], [0, 1, 0, 2, -1], [0, 0, 1, 2, -1]], dtype=np.int16)
+    expected = np.zeros((4, 5), dtype=bool)
+    for client in range(5):  # by definition: another than the last one that it saw
+        last = -1
+        for round_ in range(4):
+            now = domain[round_, client]
+            expected[round_, client] = last >= 0 and now >= 0 and now != last
+            last = now if now >= 0 else last
+    assert expected.sum() == 3
+    np.testing.assert_array_equal(shifts(domain), expected)
+
+
+def test_names_from_outside_are_only_names(copy: Path) -> None:
+    """Formulas of matplotlib, tags, quotes and the end of a script."""
+    names = [r"a$\frac$b", "_x&\"'", "</script><script>alert(1)</script>", "<img src=http://x/>"]
+
+    def rename(about: dict[str, Any]) -> None:
+        about["clients"] = names
+
+    def rename_counts(summary: dict[str, Any]) -> None:
+        counts = summary["accuracy"]["post"]
+        for key in ("per_client", "per_client_macro_all_classes"):
+            counts[key] = dict(zip(names, counts[key].values(), strict=True))
+
+    edit(copy / "config.json", rename)
+    edit(copy / "summary.json", rename_counts)
+    page, faults = write_report(copy, copy / "report")
+    assert faults == []
+    text = page.read_text()
+    assert (copy / "report" / "time-post.png").exists()
+    assert "alert(1)&lt;/script&gt;" in text
+    assert not any(name in text for name in names[1:])

@@ -1,0 +1,141 @@
+"""Tables by corruption, position, class and client, beside what was published, of real runs."""
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtta_flwr.bench.runner import cell_folder, open_bench
+from fedtta_flwr.bench.spec import cells, make_spec
+from fedtta_flwr.launch import run_local
+from fedtta_flwr.reports import of_within
+from fedtta_flwr.reports.of_within import tables_within
+from fedtta_flwr.reports.read import read_bench
+from fedtta_flwr.reports.report import write_report
+from tests.conftest import TINY
+
+SPEC: dict[str, Any] = {
+    "name": "lengths",
+    "title": "Lengths",
+    "rows": ["length"],
+    "columns": [],
+    "seeds": [0, 1],
+    "config": TINY | {"scores": "post", "num-clients": 2, "strategy": "fedavg"},
+    "axes": {"length": {"2": {"shift-length": 2}, "1": {"shift-length": 1}}},
+    "published": [
+        {"at": {"length": "2"}, "over": "position", "values": {"1": 50.0, "2": 60.0, "9": 1.0}, "flag": "doubtful"},
+        {"at": {"length": "1"}, "over": "corruption", "values": {"pixelate": 70.0}, "note": "why"},
+        {"at": {"length": "1"}, "over": "class", "values": {"3": 40.0}, "flag": "invalid"},
+        {"at": {}, "over": "client", "values": {"client-01": 30.0}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cell with 2 positions, one with 4; the second with one seed only, the other of which failed."""
+    folder = tmp_path_factory.mktemp("bench")
+    spec = make_spec(SPEC, "spec.toml")
+    for cell in open_bench(folder, spec, SPEC, cells(spec, {}), {}, quick=False)[0]:
+        if cell.id != "1.seed1":
+            run_local(cell.config | {"output-dir": str(cell_folder(folder, cell.id))}, nodes=1)
+    (folder / "cells" / "1.seed1.log").write_text("it began\nerror: it was too hot\n\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("report")
+    write_report(bench, output)
+    return output
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def arrays(bench: Path, cell: str) -> dict[str, Any]:
+    with np.load(cell_folder(bench, cell) / "timeline.npz") as file:
+        return dict(file)
+
+
+def of(bench: Path, cell: str) -> dict[str, Any]:
+    accuracy: dict[str, Any] = json.loads((cell_folder(bench, cell) / "summary.json").read_text())["accuracy"]["post"]
+    return accuracy
+
+
+def test_cells_with_other_numbers_of_positions_share_a_table(bench: Path, written: Path) -> None:
+    rows = table(written, "by-position")
+    assert [(row["length"], row["what"]) for row in rows] == [
+        ("2", "here"),
+        ("2", "published"),
+        ("2", "Δ"),
+        ("1", "here"),
+    ]
+    assert rows[0]["3"] == rows[0]["4"] == ""
+    for length, name, rounds in (("2", "2", [2, 3]), ("1", "3", [2])):  # position 3 of runs of one round: the third
+        values = []
+        for seed in (0, 1) if length == "2" else (0,):
+            there = arrays(bench, f"{length}.seed{seed}")
+            seen = sum(int(there["seen"][0, r, i]) for r in rounds for i in range(2))
+            values.append(100 * sum(int(there["correct"][0, r, i]) for r in rounds for i in range(2)) / seen)
+        row = next(row for row in rows if (row["length"], row["what"]) == (length, "here"))
+        assert float(row[name]) == pytest.approx(statistics.mean(values), abs=0.006)
+        assert row.get(f"{name} std", "") == (f"{statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    assert rows[1]["2"] == "60.00"
+    assert float(rows[2]["2"]) == pytest.approx(float(rows[0]["2"]) - 60, abs=0.011)
+    assert "60.00?" in (written / "tables" / "by-position.md").read_text()
+
+
+def test_corruptions(bench: Path, written: Path) -> None:
+    rows = table(written, "by-corruption")
+    accuracy = of(bench, "1.seed0")["per_corruption"]
+    here, theirs, difference = (row for row in rows if row["length"] == "1")
+    assert float(here["pixelate"]) == pytest.approx(accuracy["pixelate"], abs=0.006)
+    assert (theirs["pixelate"], theirs["contrast"], difference["contrast"]) == ("70.00", "", "")
+    assert float(difference["pixelate"]) == pytest.approx(accuracy["pixelate"] - 70, abs=0.006)
+    assert "Published: why." in (written / "tables" / "by-corruption.md").read_text()
+
+
+def test_classes_and_clients(bench: Path, written: Path) -> None:
+    counts = of(bench, "1.seed0")["per_class"]
+    here, theirs, difference = (row for row in table(written, "by-class") if row["length"] == "1")
+    for k, (seen, correct) in enumerate(zip(counts["seen"], counts["correct"], strict=True)):
+        assert here[str(k)] == (f"{100 * correct / seen:.2f}" if seen else "")
+    assert theirs["3"] == "40.00"
+    assert difference["3"] == ""  # an invalid figure is no target
+    rows = table(written, "by-client")
+    values = [of(bench, f"2.seed{seed}")["per_client"]["client-01"] for seed in (0, 1)]
+    assert float(rows[0]["client-01"]) == pytest.approx(statistics.mean(values), abs=0.006)
+    assert float(rows[2]["client-01"]) == pytest.approx(statistics.mean(values) - 30, abs=0.006)
+
+
+def test_means_over_clients(bench: Path, written: Path) -> None:
+    row = table(written, "clients")[0]
+    for key, name in (
+        ("per_client", "mean of clients"),
+        ("per_client_macro_all_classes", "mean of clients' macro, all K"),
+    ):
+        values = [statistics.mean(of(bench, f"2.seed{seed}")[f"per_client{key}"].values()) for seed in (0, 1)]
+        assert float(row[name]) == pytest.approx(statistics.mean(values), abs=0.006)
+
+
+def test_fewer_seeds_and_failures_are_named(written: Path) -> None:
+    assert "Cells with fewer seeds than 2: 1 1." in (written / "tables" / "main.md").read_text()
+    (row,) = table(written, "missing")
+    assert row == {"run": "1.seed1", "why": "has not been run; its log ends: error: it was too hot"}
+    assert "it was too hot" in (written / "report.html").read_text()
+
+
+def test_a_cell_with_too_many_columns_is_left_out_and_that_is_said(
+    bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_within, "MOST", 3)
+    found = next(one for one in tables_within(read_bench(bench)) if one.name == "by-position")
+    assert [row[0] for row in found.rows] == ["2", "2", "2"]
+    assert "1 cells with more than 3 columns are left out." in found.notes
