@@ -121,7 +121,7 @@ def test_means_over_clients(bench: Path, written: Path) -> None:
         ("per_client", "mean of clients"),
         ("per_client_macro_all_classes", "mean of clients' macro, all K"),
     ):
-        values = [statistics.mean(of(bench, f"2.seed{seed}")[f"per_client{key}"].values()) for seed in (0, 1)]
+        values = [statistics.mean(of(bench, f"2.seed{seed}")[key].values()) for seed in (0, 1)]
         assert float(row[name]) == pytest.approx(statistics.mean(values), abs=0.006)
 
 
