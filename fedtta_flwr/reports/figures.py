@@ -154,7 +154,7 @@ def _bars(
             axes.text(left, i, f" {mean:.1f}", va="center", fontsize=8, color="white", fontweight="bold")
         axes.set_yticks(place, names)
         axes.invert_yaxis()
-        axes.set_xlabel("accuracy in %")
+        axes.set_xlabel("accuracy in %" + (f", from {left:.0f}" if left else ""))
 
     return draw
 

@@ -48,6 +48,7 @@ class Summary(BaseModel):
     seconds: _Seconds
     memory: dict[str, int | str] | None = None
     collaboration: dict[str, float] | None = None
+    screened: dict[str, int] = {}
 
 
 class About(BaseModel):

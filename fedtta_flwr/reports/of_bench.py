@@ -62,9 +62,11 @@ def main_table(bench: BenchOf) -> Table:
 
 def _fewer(bench: BenchOf, seeds: list[int]) -> list[str]:
     """Return a note about the cells whose mean is over fewer seeds than there are."""
-    found = [(labels, len(runs)) for labels, runs in every_cell(bench) if len(runs) < len(seeds)]
-    texts = [f"{title(labels)} {runs}" for labels, runs in found]
-    return [f"Cells with fewer seeds than {len(seeds)}: {', '.join(texts)}."] if texts else []
+    by_number: dict[int, list[str]] = {}
+    for labels, runs in every_cell(bench):
+        by_number.setdefault(len(runs), []).append(title(labels))
+    fewer = sorted(number for number in by_number if number < len(seeds))
+    return [f"With {number} of {len(seeds)} seeds only: {', '.join(by_number[number])}." for number in fewer]
 
 
 def _grid(bench: BenchOf, score: str, metric: str, words: str) -> Table:

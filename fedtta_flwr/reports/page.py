@@ -14,7 +14,10 @@ from fedtta_flwr.reports.figures import Figure
 from fedtta_flwr.reports.tables import Table
 
 MOST_ROUNDS, MOST_CLIENTS = 60, 64
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--dim:#57606a;--paper:#fff;--line:#d0d7de;--soft:#f6f8fa;--mark:#0969da}
@@ -37,6 +40,7 @@ th[scope=row]{font-weight:400}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;margin:0}
 dt{color:var(--dim)}dd{margin:0;min-width:0}
 details{margin:.8rem 0;border-top:1px solid var(--line);padding-top:.6rem}summary{cursor:pointer;font-weight:600}
+.maps{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,18rem),1fr));gap:0 2rem}
 canvas{width:min(100%,26rem);image-rendering:pixelated;border:1px solid var(--line);display:block}
 input[type=range]{width:min(100%,26rem)}
 """
@@ -117,7 +121,10 @@ def page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[Sectio
 
 def _section(index: int, section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    inner = text + "".join(_part(part, f"s{index}p{i}") for i, part in enumerate(section.parts))
+    parts = [(part, _part(part, f"s{index}p{i}")) for i, part in enumerate(section.parts)]
+    inner = text + "".join(html for part, html in parts if not isinstance(part, Matrices))
+    if maps := "".join(html for part, html in parts if isinstance(part, Matrices)):
+        inner += f"<div class=maps>{maps}</div>"  # side by side, to be compared
     heading = f"<h2>{escape(section.heading)}</h2>"
     if section.folded:
         inner = f"<details><summary>Show {len(section.parts)}</summary>{inner}</details>"
@@ -161,8 +168,7 @@ def _matrices(part: Matrices, name: str) -> str:
     return (
         f'<figure data-matrices><script type="application/json">{data}</script>'
         f'<canvas role=img aria-labelledby="{name}t"></canvas>'
-        f'<label for="{name}">round</label> <input id="{name}" type=range min=0 max={len(chosen) - 1} value=0> '
-        f'<output for="{name}"></output>'
-        f'<figcaption id="{name}t">{escape(part.title)}: row i is what client i receives, dark is little, yellow the '
-        f"largest weight of that round; clients in the order of their groups.{escape(note)}</figcaption></figure>"
+        f'<label for="{name}">round</label> <input id="{name}" aria-describedby="{name}t" '
+        f'type=range min=0 max={len(chosen) - 1} value=0> <output for="{name}"></output>'
+        f'<figcaption id="{name}t">{escape(part.title)}.{escape(note)}</figcaption></figure>'
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically
-from fedtta_flwr.reports.figures import Figure, bench_figures, run_figures
+from fedtta_flwr.reports.figures import Figure, bench_figures, group_name, run_figures
 from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.of_bench import bench_tables
 from fedtta_flwr.reports.of_run import run_tables
@@ -17,6 +17,12 @@ from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_ru
 from fedtta_flwr.reports.tables import Table
 
 MOST_MATRICES = 12  # on one page
+MOST_GROUPS = 12  # named one by one
+MATRICES_NOTE = (
+    "Row i of W is what client i receives: dark is little, yellow the largest weight of that round. Clients stand in "
+    "the order of their groups, each of which sees the same corruption at a time. In a benchmark, W of the first seed "
+    f"of each method that chooses, and of {MOST_MATRICES} at most."
+)
 
 
 def write_report(path: Path, output: Path) -> tuple[Path, list[str]]:
@@ -85,7 +91,7 @@ def _sections(
             if times
             else "",
         ),
-        Section("Collaboration", [*([structure] if structure else []), *matrices]),
+        Section("Collaboration", [*([structure] if structure else []), *matrices], MATRICES_NOTE if matrices else ""),
         Section("Costs", [costs] if costs else []),
         Section("More tables", list(by_name.values()), folded=True),
         Section("Not in this report", text="; ".join(faults) if faults else "", parts=[]),
@@ -93,15 +99,25 @@ def _sections(
 
 
 def _run_facts(run: Run) -> list[tuple[str, str]]:
-    c = run.config
+    c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
     return [
         ("method", f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
+        ("groups", _groups(run)),
+        ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
         ("started", str(run.about.get("started", ""))),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]
+
+
+def _groups(run: Run) -> str:
+    """Return who sees the same corruption at a time; many clients are counted."""
+    groups = run.groups()
+    if len(groups) > MOST_GROUPS:
+        return f"{len(groups)} of clients that see the same corruption at a time"
+    return "; ".join(group_name(run, group) for group in groups)
 
 
 def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:

@@ -126,7 +126,7 @@ def test_means_over_clients(bench: Path, written: Path) -> None:
 
 
 def test_fewer_seeds_and_failures_are_named(written: Path) -> None:
-    assert "Cells with fewer seeds than 2: 1 1." in (written / "tables" / "main.md").read_text()
+    assert "With 1 of 2 seeds only: 1." in (written / "tables" / "main.md").read_text()
     (row,) = table(written, "missing")
     assert row == {"run": "1.seed1", "why": "has not been run; its log ends: error: it was too hot"}
     assert "it was too hot" in (written / "report.html").read_text()
