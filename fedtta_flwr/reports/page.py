@@ -31,6 +31,7 @@ p,li{max-width:46rem}.note,footer{color:var(--dim);font-size:.9rem}
 nav ul{display:flex;flex-wrap:wrap;gap:.3rem 1.2rem;list-style:none;padding:0}
 a{color:var(--mark)}:focus-visible{outline:2px solid var(--mark);outline-offset:2px}
 figure{margin:1rem 0}figcaption{color:var(--dim);font-size:.9rem}img{max-width:100%;height:auto}
+.wide img{min-width:34rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.3rem 0;white-space:nowrap}
 th,td{padding:.28rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
@@ -136,9 +137,10 @@ def _part(part: Table | Figure | Matrices, name: str) -> str:
         return f"<div class={part.name}>{part.html()}</div>" if part.name == "claims" else part.html()
     if isinstance(part, Figure):
         light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in (part.light, part.dark))
-        return (
-            f'<figure><picture><source srcset="{dark}" media="(prefers-color-scheme: dark)">'
-            f'<img src="{light}" width="{part.width}" alt="{escape(part.text)}"></picture>'
+        return (  # on a narrow screen it can be scrolled sideways, as a table can
+            f'<figure><div class="scroll wide" tabindex=0 role=region aria-label="{escape(part.title)}"><picture>'
+            f'<source srcset="{dark}" media="(prefers-color-scheme: dark)">'
+            f'<img src="{light}" width="{part.width}" alt="{escape(part.text)}"></picture></div>'
             f"<figcaption>{escape(part.title)}</figcaption></figure>"
         )
     return _matrices(part, name)
