@@ -118,6 +118,10 @@ def test_who_was_absent_for_a_round_stays_in_its_group(copy: Path) -> None:
     edit_arrays(copy / "timeline.npz", domain=domain)
     assert sorted(map(len, read_run(copy).groups())) == [1, 1, 2]
     write_report(copy, copy / "report")
+    # The first and the third never met; the second met both.
+    domain = np.array([[0, 0, -1, 1], [-1, 1, 1, 0], [-1, 0, 0, 0], [-1, 1, 1, 1]], dtype=np.int16)
+    edit_arrays(copy / "timeline.npz", domain=domain)
+    assert read_run(copy).groups() == [[0, 1, 2], [3]]
 
 
 def test_a_round_without_a_client_is_no_shift() -> None:
