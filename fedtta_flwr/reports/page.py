@@ -163,7 +163,7 @@ def _matrices(part: Matrices, name: str) -> str:
         {
             "size": weights.shape[1],
             "rounds": part.rounds[chosen].tolist(),
-            "largest": [round(float(value), 4) for value in largest],
+            "largest": [round(float(value), 6) for value in largest],
             "weights": base64.b64encode(scaled.tobytes()).decode(),
         }
     )

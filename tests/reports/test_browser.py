@@ -215,7 +215,7 @@ def listening() -> Iterator[tuple[str, set[str]]]:
     asked: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802: http.server calls it so
+        def do_GET(self) -> None:
             asked.add(self.path.partition("?")[0])
             self.send_response(204)
             self.end_headers()
