@@ -62,6 +62,9 @@ def claims_table(bench: BenchOf) -> Table:
     for finding in findings(bench):
         where = [f"{axis} {point}" for axis, point in finding.better.items() if axis not in finding.claim.better]
         rows.append([finding.claim.text, ", ".join(where), finding.verdict(), finding.figures()])
+    # Of a claim about cells that are all skipped there is no finding.
+    compared = {row[0] for row in rows}
+    rows += [[claim.text, "", "not run", ""] for claim in bench.spec.claims if claim.text not in compared]
     return Table(
         "claims",
         "What is claimed, and whether it holds here",

@@ -16,6 +16,7 @@ from fedtta_flwr.reports.read import BenchOf, Run, shifts
 INK = {False: "#1f2328", True: "#e6edf3"}  # by darkness of the page
 FAINT = {False: "#8c959f", True: "#6e7681"}
 POINTS = 60  # of a curve: more is averaged
+MOST_GROUPS = 20  # with a curve, and so a colour, of their own
 
 
 @dataclass(frozen=True)
@@ -71,27 +72,31 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
             )
         )
         curves = [_mean_curve(runs, score) for _, runs in there]
-        if all(len(x) > 1 for x, _ in curves):
-            strip = _strip(there[0][1][0])
+        drawn = [i for i, (x, _) in enumerate(curves) if len(x) > 1]
+        if drawn:
+            strip = next(filter(None, (_strip(run) for _, runs in there for run in runs)), None)
+            names = [names[i] for i in drawn]
             about = f"Accuracy of {', '.join(names)} round by round"
-            draw = _lines(names, curves, strip, colours)
+            draw = _lines(names, [curves[i] for i in drawn], strip, [colours[i] for i in drawn])
             figures.append(_figure(f"time-{k + 1}", f"{score} over time{where}", about, draw, _size(strip)))
     return figures
 
 
 def run_figures(run: Run) -> list[Figure]:
-    """Return accuracy over time, a curve for each group of clients, of every score."""
+    """Return accuracy over time, a curve for each group of clients, of every score; of very many groups the mean."""
     figures = []
     groups = run.groups()
+    known, by = [(group_name(run, group), group) for group in groups], ", by group"
+    if len(groups) > MOST_GROUPS:
+        known, by = [("all clients", list(range(len(run.clients))))], ""
     for score in run.scores():
-        curves = [_curve(run, score, group) for group in groups]
-        if not all(len(x) > 1 for x, _ in curves):
+        curves = {name: curve for name, group in known if len((curve := _curve(run, score, group))[0]) > 1}
+        if not curves:
             continue
-        names = [group_name(run, group) for group in groups]
         strip = _strip(run)
-        about = f"Accuracy of {len(groups)} groups of clients round by round"
-        draw = _lines(names, curves, strip, range(len(names)))
-        figures.append(_figure(f"time-{score}", f"{score} over time, by group", about, draw, _size(strip)))
+        about = f"Accuracy of {', '.join(curves)} round by round"
+        draw = _lines(list(curves), list(curves.values()), strip, range(len(curves)))
+        figures.append(_figure(f"time-{score}", f"{score} over time{by}", about, draw, _size(strip)))
     return figures
 
 
@@ -236,5 +241,6 @@ def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:
 def _mean_curve(runs: Sequence[Run], score: str) -> Curve:
     """Return the mean of the curves of several seeds, as far as all go."""
     curves = [_curve(run, score, range(len(run.clients))) for run in runs]
-    curves = [curve for curve in curves if len(curve[0]) == len(curves[0][0])]
+    longest = max(len(x) for x, _ in curves)
+    curves = [curve for curve in curves if len(curve[0]) == longest]
     return curves[0][0], np.mean([y for _, y in curves], axis=0)

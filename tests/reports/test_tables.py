@@ -64,3 +64,9 @@ def test_html_is_escaped() -> None:
     assert "<i>" not in text
     assert '<th scope="row">&lt;b&gt;a|b_&amp;%&lt;/b&gt;</th><td>1,234.50 ± 0.25</td>' in text
     assert "<caption>A title with 50 % and &lt;i&gt;</caption>" in text
+
+
+def test_a_latex_row_does_not_begin_with_an_option() -> None:
+    r"""What follows `\\\\` in square brackets is a length, and a star belongs to it."""
+    table = Table("t", "", ["a"], [["[1em]"], ["*"], ["one\n\ntwo"]])
+    assert table.latex().split("\n")[6:9] == [r"{}[1em] \\", r"{}* \\", r"one two \\"]

@@ -1,0 +1,30 @@
+"""When a claim holds."""
+
+import statistics
+
+import pytest
+
+from fedtta_flwr.bench.spec import Claim
+from fedtta_flwr.reports.claims import Finding
+
+
+@pytest.mark.parametrize(
+    ("by", "differences", "verdict"),
+    [
+        (0.0, [0.0], "does not hold"),  # as good is not better
+        (0.0, [0.01], "holds"),
+        (1.5, [1.5], "holds"),  # at least so many points
+        (1.5, [1.49], "does not hold"),
+        (0.0, [3.0, -1.0], "holds, within the spread of the seeds"),
+        (0.0, [-3.0, 1.0], "does not hold, within the spread of the seeds"),
+        (0.0, [3.0, 2.0], "holds"),
+        (0.0, [], "not run"),
+    ],
+)
+def test_verdict(by: float, differences: list[float], verdict: str) -> None:
+    finding = Finding(Claim(text="", better={}, than={}, by=by), {}, {}, differences)
+    assert finding.verdict() == verdict
+    if len(differences) > 1:
+        std = statistics.stdev(differences)
+        assert finding.figures().endswith(f"± {std:.2f}")
+        assert ("spread" in verdict) == (abs(statistics.mean(differences) - by) < std)
