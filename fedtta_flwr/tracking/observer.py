@@ -17,6 +17,7 @@ from fedtta_flwr.strategies.rounds import Counts, Round
 #: what is told of the end, beside the accuracies: parts of summary.json
 PARTS = ("bytes", "seconds", "collaboration", "memory", "rolled_back")
 ACCURACIES = ("micro", "macro", "macro_all_classes", "per_corruption")
+Sums = dict[str, tuple[int, int]]  # score -> samples seen, predicted correctly
 
 
 class Tracker(Protocol):
@@ -51,7 +52,7 @@ class Tracking:
     def __init__(self, directory: RunDirectory, trackers: Mapping[str, Tracker]) -> None:
         self._directory = directory
         self._trackers = dict(trackers)
-        self._sums: dict[str, tuple[int, int]] | None = None
+        self._sums: Sums | None = None
         self._began = False
         self._told = 0
 
@@ -61,7 +62,7 @@ class Tracking:
         self._tell(lambda tracker: tracker.begin(config))
 
     def on_round(self, round_: Round) -> None:
-        """Tell what the previous round brought."""
+        """Tell what the previous round brought, of which all is known now."""
         if not self._trackers:
             return
         if self._sums is None:  # of a resumed run, the board knows the counts of earlier rounds, too
@@ -69,47 +70,36 @@ class Tracking:
             self._sums = _sums((key[0], seen.sum(), correct.sum()) for key, (seen, correct) in tallies)
         else:
             self._sums = _sums(_totals(round_.counts), self._sums)
-        self._tell_line(counts for counts in round_.counts if counts.round == round_.number)
+        if (line := self._directory.line) is None:
+            return
+        self._told = line["round"]
+        later = _sums(_totals(counts for counts in round_.counts if counts.round > self._told))
+        numbers = {
+            "accuracy": line["accuracy"],
+            "accuracy-so-far": _accuracies(self._sums, later),
+            "bytes": line["bytes"],
+            "seconds": line["seconds"],
+            "collaboration": line["collaboration"],
+            "clients": {"mixed": line["clients"], "screened": len(line["screened"])},
+            "samples": line["samples"],
+        }
+        flat = dict(_numbers(numbers))
+        self._tell(lambda tracker: tracker.log(self._told, flat))
 
     def on_end(self) -> None:
         """Tell the summary."""
         self.close(finished=True)
 
     def close(self, *, finished: bool) -> None:
-        """Tell the last round, and how the run ended; after the run directory has been closed."""
+        """Tell how the run ended; after the run directory has been closed.
+
+        The last round of a run that was broken off is not told: its `post` score never came, or comes when it resumes.
+        """
         if not self._began or not self._trackers:
             return
-        self._tell_line(())
         numbers = dict(_numbers(_outcome(self._directory.summary(finished=finished)), "summary"))
         self._tell(lambda tracker: tracker.finish(self._told, numbers, finished=finished))
         self._trackers.clear()
-
-    def _tell_line(self, later: Iterable[Counts]) -> None:
-        """Tell the latest line of rounds.jsonl, if there is a new one; later counts are of the round after it."""
-        line = self._directory.line
-        if line is None or line["round"] <= self._told:
-            return
-        self._told = line["round"]
-        after = _sums(_totals(later))
-        running = {
-            score: 100 * (correct - after.get(score, (0, 0))[1]) / (seen - after.get(score, (0, 0))[0])
-            for score, (seen, correct) in (self._sums or {}).items()
-            if seen > after.get(score, (0, 0))[0]
-        }
-        numbers = dict(
-            _numbers(
-                {
-                    "accuracy": line["accuracy"],
-                    "accuracy-so-far": running,
-                    "bytes": line["bytes"],
-                    "seconds": line["seconds"],
-                    "collaboration": line["collaboration"],
-                    "clients": {"mixed": line["clients"], "screened": len(line["screened"])},
-                    "samples": line["samples"],
-                }
-            )
-        )
-        self._tell(lambda tracker: tracker.log(self._told, numbers))
 
     def _tell(self, say: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -147,15 +137,23 @@ def _totals(counts: Iterable[Counts]) -> Iterator[tuple[str, int, int]]:
     return ((c.score, c.seen.sum(), c.correct.sum()) for c in counts)
 
 
-def _sums(
-    entries: Iterable[tuple[str, int, int]], before: Mapping[str, tuple[int, int]] | None = None
-) -> dict[str, tuple[int, int]]:
-    """Return samples seen and predicted correctly by score."""
+def _sums(entries: Iterable[tuple[str, int, int]], before: Sums | None = None) -> Sums:
+    """Add entries up by score."""
     sums = dict(before or {})
     for score, seen, correct in entries:
         known = sums.get(score, (0, 0))
         sums[score] = known[0] + int(seen), known[1] + int(correct)
     return sums
+
+
+def _accuracies(sums: Sums, later: Sums) -> dict[str, float]:
+    """Return micro accuracy in percent by score, without what was seen later."""
+    accuracies = {}
+    for score, (seen, correct) in sums.items():
+        seen_later, correct_later = later.get(score, (0, 0))
+        if seen > seen_later:
+            accuracies[score] = 100 * (correct - correct_later) / (seen - seen_later)
+    return accuracies
 
 
 def _outcome(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedtta_flwr.config import RunConfig
 
+END = ".end"  # of the file that only says how the run ended; a resumed run takes it away
+
 
 class TensorBoard:
     """Writes event files to RUN/tensorboard; ``tensorboard --logdir`` shows one or many runs.
@@ -30,14 +32,12 @@ class TensorBoard:
     def begin(self, config: RunConfig) -> None:
         """Open a new file, with the run config for TensorBoard's table of hyper-parameters."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder.mkdir(exist_ok=True)
-        # Of several files, TensorBoard reads the one first whose name comes first.
-        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = RecordWriter((self._folder / name).open("wb"))
+        for ended in self._folder.glob(f"*{END}"):  # of several ends, TensorBoard would believe the first
+            ended.unlink()
+        self._open()
         self._purge = bool(config.resume)
-        self._write(file_version="brain.Event:2")
         self._write(summary=hparams_pb(config.to_flat(), trial_id=self._folder.parent.name))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -50,7 +50,7 @@ class TensorBoard:
         self._scalars(step, numbers)
 
     def finish(self, step: int, numbers: Mapping[str, float], *, finished: bool) -> None:
-        """Write the summary as scalars at the last round, and success or failure beside the hyper-parameters."""
+        """Write the summary as scalars at the last round; and success or failure, beside the hyper-parameters."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
         from tensorboard.plugins.hparams.metadata import NULL_TENSOR, SESSION_END_INFO_TAG, create_summary_metadata
@@ -61,8 +61,18 @@ class TensorBoard:
         ended = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=time.time()))
         metadata = create_summary_metadata(ended)
         end = Summary.Value(tag=SESSION_END_INFO_TAG, metadata=metadata, tensor=NULL_TENSOR)
+        self._file.close()
+        self._open(END)
         self._write(summary=Summary(value=[end]))
         self._file.close()
+
+    def _open(self, suffix: str = "") -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        # Of several files, TensorBoard reads the one first whose name comes first.
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}{suffix}"
+        self._file = RecordWriter((self._folder / name).open("wb"))
+        self._write(file_version="brain.Event:2")
 
     def _scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
