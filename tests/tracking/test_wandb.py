@@ -65,6 +65,7 @@ class Offline:
 
 def offline(path: Path) -> list[Offline]:
     """The offline runs in a run directory, in their order."""
+    wandb.teardown()  # as at the end of a process: what writes the files is another one, which may lag behind
     return [Offline(file) for file in sorted(path.glob("wandb/offline-run-*/*.wandb"), key=os.path.getctime)]
 
 
