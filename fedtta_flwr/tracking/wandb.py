@@ -22,7 +22,7 @@ class WeightsAndBiases:
     Parameters
     ----------
     folder : Path
-        The run directory; its ``wandb.json`` says which run of theirs it is, and which round came last.
+        The run directory; its ``wandb.json`` says which run of theirs it is, and up to which round it is whole.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,13 +66,13 @@ class WeightsAndBiases:
         return self._folder / "wandb.json"
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log a round, unless the run has it already: offline, W&B does not know."""
+        """Log a round, unless it was logged before the run was broken off."""
         if step > self._known["round"]:
             self._run.log(dict(numbers), step=step)
-            self._known["round"] = step
-            write_json(self._path, self._known)
 
     def finish(self, step: int, numbers: Mapping[str, float], *, finished: bool) -> None:
         """Set the summary, and end the run with exit code 0 or 1."""
+        # Only now: W&B writes every 15 s, and a kill loses what came since; such a run rather repeats rounds.
+        write_json(self._path, self._known | {"round": step})
         self._run.summary.update(dict(numbers))
         self._run.finish(exit_code=0 if finished else 1)
