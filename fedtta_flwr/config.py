@@ -47,14 +47,14 @@ from fedtta_flwr.options import (
     TentOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
+from fedtta_flwr.registry import ADAPTERS, STRATEGIES, TRACKERS, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Scalar = str | int | float | bool
 #: keys that only say where and how often something is written
-WHERE = ("output-dir", "state-dir", "checkpoint-every", "resume")
+WHERE = ("output-dir", "state-dir", "checkpoint-every", "resume", "tracking")
 
 
 class RunConfig(BaseModel):
@@ -173,6 +173,9 @@ class RunConfig(BaseModel):
         "node config comes first; empty = in memory only",
     )
     output_dir: str = Field("", description="run directory; absolute or ~; empty = a new one in ~/fedtta-runs")
+    tracking: str = Field(
+        "", description="who else is told how the run goes, separated by commas: tensorboard, mlflow, wandb"
+    )
     entropy: EntropyOptions = EntropyOptions()
     bn_stats: BNStatsOptions = BNStatsOptions()
     tent: TentOptions = TentOptions()
@@ -250,6 +253,11 @@ class RunConfig(BaseModel):
     def _scores(cls, value: str) -> str:
         return _checked_list("scores", value, SCORES, may_be_empty=True)
 
+    @field_validator("tracking")
+    @classmethod
+    def _tracking(cls, value: str) -> str:
+        return _checked_list("tracking", value, tuple(TRACKERS), may_be_empty=True)
+
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         if self.clients and len(self.clients.split(",")) != self.num_clients:
@@ -324,6 +332,10 @@ class RunConfig(BaseModel):
     def score_names(self) -> tuple[str, ...]:
         """Return the scores to compute, in the order in which they are reported."""
         return tuple(score for score in SCORES if score in self.scores.split(","))
+
+    def tracker_names(self) -> tuple[str, ...]:
+        """Return the trackers that are told how the run goes."""
+        return tuple(self.tracking.split(",")) if self.tracking else ()
 
     def client_names(self) -> tuple[str, ...]:
         """Return the clients' names; their sorted order is the order of the streams."""

@@ -60,11 +60,12 @@ class Memory:
         CheckpointError
             If a file is damaged.
         """
-        about = self._records.config_records.get(client)
-        if about is not None and until is None:
+        # Not by `config_records` and `array_records`, which make new mappings of everybody's records at each call.
+        about = self._records.get(client)
+        if isinstance(about, ConfigRecord) and until is None:
             parts: list[str] = list(about["parts"])  # type: ignore[arg-type]
-            records = self._records.array_records
-            return Remembered(_cursor(about["cursor"]), {part: records[f"{client}/{part}"] for part in parts})
+            records: dict[str, ArrayRecord] = {part: self._records[f"{client}/{part}"] for part in parts}  # type: ignore[misc]
+            return Remembered(_cursor(about["cursor"]), records)
         for path in self._files(client):
             found = _read(path)
             if until is None or found.cursor[2] <= until:

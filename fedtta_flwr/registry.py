@@ -1,4 +1,4 @@
-"""Names that a run config may use for strategies and adapters, and how they become classes.
+"""Names that a run config may use for strategies, adapters and trackers, and how they become classes.
 
 Nothing heavy is imported before a name is resolved. A class of the user's own package is named
 ``my_package.my_module:MyClass``; since a run config may come from somebody else, such an import needs the
@@ -202,6 +202,29 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments, the source's statistics",
         predicts="by the teacher, before the step",
     ),
+}
+
+
+class Service(NamedTuple):
+    """A tracker's class, and what it cannot do without.
+
+    Attributes
+    ----------
+    target : str
+        As of a method.
+    package : str
+        The module that it imports when a run begins.
+    """
+
+    target: str
+    package: str
+
+
+#: name, which is also that of the extra that brings the package (tensorboard comes with the project) -> service
+TRACKERS: dict[str, Service] = {
+    "tensorboard": Service("fedtta_flwr.tracking.tensorboard:TensorBoard", "tensorboard"),
+    "mlflow": Service("fedtta_flwr.tracking.mlflow:MLflow", "mlflow"),
+    "wandb": Service("fedtta_flwr.tracking.wandb:WeightsAndBiases", "wandb"),
 }
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 

@@ -20,6 +20,7 @@ from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
+from fedtta_flwr.tracking.observer import Tracking, check_trackers, make_trackers
 from fedtta_flwr.workbench import make_adapter
 
 
@@ -32,7 +33,7 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
 
 
 def check_inputs(config: RunConfig) -> Adapter:
-    """Find out what is wrong with data, source model and adapter while nobody has been asked anything yet.
+    """Find out what is wrong with trackers, data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
 
@@ -41,6 +42,7 @@ def check_inputs(config: RunConfig) -> Adapter:
     Adapter
         One as every client has it at the start.
     """
+    check_trackers(config)
     return make_adapter(config, load_source(config, check_data(config).classes))
 
 
@@ -85,11 +87,15 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
         log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
     directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
     strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
-    strategy.observers = [directory, Terminal(directory)]
+    tracking = Tracking(directory, make_trackers(config, directory.path))
+    strategy.observers = [directory, Terminal(directory), tracking]
     if strategy.selective and strategy.source:  # where nothing travels, nobody misses a choice
         strategy.observers.append(Watch())
     try:
         yield strategy
     except BaseException:
-        directory.close(finished=False)
+        try:
+            directory.close(finished=False)
+        finally:
+            tracking.close(finished=False)
         raise

@@ -46,11 +46,19 @@ class RunDirectory:
     ------
     ConfigError
         If it holds files, or cannot be made.
+
+    Attributes
+    ----------
+    board : Scoreboard
+        What has been counted so far.
+    line : dict or None
+        The latest line of rounds.jsonl that this process has written.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         self.board = Scoreboard()
+        self.line: dict[str, Any] | None = None
         self._resume = resume
         if not resume and path.is_dir() and any(path.iterdir()):
             raise ConfigError(f"output-dir = {str(path)!r}: holds files already; name a new or an empty folder")
@@ -219,7 +227,7 @@ class RunDirectory:
     def _append(self) -> None:
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(self._held, allow_nan=False) + "\n")
-        self._held = None
+        self.line, self._held = self._held, None
 
     def _save(self, *, finished: bool) -> None:
         order = {client: i for i, client in enumerate(self._clients)}
