@@ -66,7 +66,7 @@ def bare(folder: Path, rounds: int, samples: int) -> Result:
     from fedtta_flwr.descriptors import noise_images
     from fedtta_flwr.models.source import load_source
 
-    cpu.prepare(1)  # one thread, and the allocator settings of a client: what is compared is the loop around the forwards
+    cpu.prepare(1)  # with the allocator settings of a client: only what is around the forwards shall differ
     began = now()
     settings = RunConfig.from_flat(config(folder, rounds, samples))
     data = open_data(settings)
