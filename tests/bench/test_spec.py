@@ -134,7 +134,7 @@ def test_a_cell_holds_its_whole_config() -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(changes: dict[str, Any], names: str) -> None:
-    kept = {"skip": [], "published": [], "claims": []} if "axes" in changes else {}
+    kept: dict[str, Any] = {"skip": [], "published": [], "claims": []} if "axes" in changes else {}
     with pytest.raises(ConfigError) as caught:
         spec(**(kept | changes))
     text = str(caught.value)
@@ -173,7 +173,7 @@ def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
 
 
 def test_a_seed_among_the_overrides_is_no_silent_nothing() -> None:
-    with pytest.raises(ConfigError, match="small: seed = 3: .*--only seed=N"):
+    with pytest.raises(ConfigError, match=r"small: seed = 3: .*--only seed=N"):
         cells(spec(), {"seed": 3})
 
 
