@@ -59,6 +59,13 @@ class About(BaseModel):
     rounds: int
 
 
+class Line(BaseModel):
+    """What a report takes from a line of rounds.jsonl."""
+
+    round: int
+    collaboration: dict[str, float | None] | None
+
+
 def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
     """Read a JSON file that holds at least what `part` names.
 
@@ -88,10 +95,12 @@ def read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
     lines = []
     try:
         for text in path.read_text().splitlines():
-            lines.append(json.loads(text))
+            line = json.loads(text)
+            Line.model_validate(line)
+            lines.append(line)
     except FileNotFoundError:
         faults.append(f"{path.name} is absent")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         faults.append(f"{path.name}: line {len(lines) + 1} cannot be read; what follows is left out")
     return lines
 

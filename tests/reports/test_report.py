@@ -168,7 +168,7 @@ def test_the_page_is_one_file_and_escaped(written: Path) -> None:
     assert not re.search(r"(src|href|srcset)=\"(?!data:|#)", page)
     assert "default-src 'none'" in page
     names = {path.name for path in written.iterdir()}
-    assert {"bars-1.png", "bars-1-dark.png", "time-1.png", "time-2-dark.png"} <= names
+    assert {"accuracy-1.png", "accuracy-1-dark.png", "within-1.png", "time-1.png", "time-2-dark.png"} <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.glob("*.png"))
 
 
