@@ -60,12 +60,13 @@ def bare(folder: Path, rounds: int, samples: int) -> Result:
     import torch
     from torch import Tensor, nn
 
+    from fedtta_flwr import cpu
     from fedtta_flwr.config import RunConfig
     from fedtta_flwr.data.build import build_stream, open_data
     from fedtta_flwr.descriptors import noise_images
     from fedtta_flwr.models.source import load_source
 
-    torch.set_num_threads(1)
+    cpu.prepare(1)  # with the allocator settings of a client: only what is around the forwards shall differ
     began = now()
     settings = RunConfig.from_flat(config(folder, rounds, samples))
     data = open_data(settings)

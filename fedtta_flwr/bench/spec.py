@@ -15,10 +15,11 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import kebab
 
 #: the name of an axis or of one of its points; points become parts of file names
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+=_ -]{0,47}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
 Table = dict[str, Any]
 Labels = dict[str, str]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
 
 
 class _Part(BaseModel):
@@ -44,6 +45,18 @@ class Claim(_Part):
     by: float = 0.0
 
 
+class Quick(_Part):
+    """What ``--quick`` changes: `seeds`, and any key of the run config."""
+
+    model_config = ConfigDict(extra="allow")
+
+    seeds: Seeds | None = None
+
+    def config(self) -> Table:
+        """Return the run config among it."""
+        return dict(self.model_extra or {})
+
+
 class Spec(_Part):
     """A benchmark.
 
@@ -63,7 +76,7 @@ class Spec(_Part):
         Axis -> point -> run config of the point. A later axis goes before an earlier one.
     skip : tuple of dict
         Combinations of points that are not run.
-    quick : dict
+    quick : Quick
         Run config, and `seeds`, that ``--quick`` puts in place of the full ones.
     """
 
@@ -74,13 +87,13 @@ class Spec(_Part):
     metric: Literal["micro", "macro", "macro_all_classes"] = "micro"
     rows: list[str]
     columns: list[str]
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+    seeds: Seeds
     config: Table = {}
     axes: dict[str, dict[str, Table]]
     skip: list[dict[str, str | list[str]]] = []
     published: list[Published] = []
     claims: list[Claim] = []
-    quick: Table = {}
+    quick: Quick = Quick()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -93,7 +106,7 @@ class Spec(_Part):
         for axis, points in self.axes.items():
             for name in (axis, *points):
                 if not NAME.fullmatch(name):
-                    raise ConfigError(f"axes.{axis}: {name!r}: allowed: letters, digits, blanks and '+=_-'")
+                    raise ConfigError(f"axes.{axis}: {name!r}: allowed: letters, digits, blanks and '.+=_-'")
             if not points:
                 raise ConfigError(f"axes.{axis}: no point; name one at least")
         for place, labels in self._labelled():
@@ -179,8 +192,8 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     ConfigError
         If a cell's run config is not allowed, or two cells have the same name.
     """
-    changes = dict(spec.quick) if quick else {}
-    seeds = changes.pop("seeds", spec.seeds)
+    changes = spec.quick.config() if quick else {}
+    seeds = (quick and spec.quick.seeds) or spec.seeds
     made: dict[str, Cell] = {}
     for seed, points in itertools.product(seeds, itertools.product(*(axis.items() for axis in spec.axes.values()))):
         labels = dict(zip(spec.axes, (name for name, _ in points), strict=True))
@@ -189,7 +202,10 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         config = _flat(spec.config)
         for _, table in points:
             config |= _flat(table)
-        config |= _flat(changes) | dict(overrides) | {"seed": seed}
+        config |= _flat(changes) | dict(overrides)
+        if "seed" in config:
+            raise ConfigError(f"{spec.name}: seed = {config['seed']}: its `seeds` say that; `--only seed=N` takes one")
+        config["seed"] = seed
         name = ".".join((*(point.replace(" ", "-") for point in labels.values()), f"seed{seed}"))
         if name in made:
             raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")

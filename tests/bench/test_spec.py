@@ -1,0 +1,191 @@
+"""The spec of a benchmark: which cells it makes, what goes before what, and what is wrong with one that is wrong."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtta_flwr.bench.spec import Cell, Spec, cells, make_spec, read_spec
+from fedtta_flwr.errors import ConfigError
+
+SPEC = """
+name = "small"
+title = "Small"
+rows = ["strategy"]
+columns = ["setting"]
+seeds = [0, 1]
+[config]
+adapter = "bn-stats"
+batch-size = 10
+entropy = { learning-rate = 0.5 }
+[axes.setting]
+"SH 0.5" = { spatial-heterogeneity = 0.5, batch-size = 20, entropy = { loss = "hard-pl" } }
+IID = { spatial-heterogeneity = 0.05 }
+[axes.strategy]
+No-Adapt = { strategy = "local", adapter = "source" }
+FedAvg = { strategy = "fedavg", batch-size = 30 }
+FedProx = { strategy = "fedprox" }
+[[skip]]
+strategy = ["FedProx", "FedAvg"]
+setting = "IID"
+[[published]]
+at = { setting = "IID" }
+over = "strategy"
+values = { FedAvg = 50.0 }
+[[claims]]
+text = "one"
+better = { strategy = "FedAvg" }
+than = { strategy = "No-Adapt" }
+[quick]
+seeds = [7]
+batch-size = 40
+entropy = { learning-rate = 0.25 }
+"""
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return tomllib.loads(SPEC) | changes
+
+
+def spec(**changes: Any) -> Spec:
+    return make_spec(table(**changes), "small.toml")
+
+
+def by_id(made: tuple[Cell, ...]) -> dict[str, Cell]:
+    found = {cell.id: cell for cell in made}
+    assert len(found) == len(made)
+    return found
+
+
+def test_a_cell_is_every_combination_that_is_not_skipped_with_every_seed() -> None:
+    made = cells(spec(), {})
+    # seed after seed; in a seed, the first axis is the slowest
+    per_seed = ["SH-0.5.No-Adapt", "SH-0.5.FedAvg", "SH-0.5.FedProx", "IID.No-Adapt"]
+    assert [cell.id for cell in made] == [f"{name}.seed{seed}" for seed in (0, 1) for name in per_seed]
+    assert made[1].labels == {"setting": "SH 0.5", "strategy": "FedAvg"}
+    assert [cell.seed for cell in made] == [cell.config["seed"] for cell in made] == [0] * 4 + [1] * 4
+
+
+def test_a_later_axis_goes_before_an_earlier_one_and_that_before_the_config() -> None:
+    made = by_id(cells(spec(), {}))
+    assert made["SH-0.5.FedAvg.seed0"].config["batch-size"] == 30
+    assert made["SH-0.5.FedProx.seed0"].config["batch-size"] == 20
+    assert made["IID.No-Adapt.seed0"].config["batch-size"] == 10
+    assert made["IID.No-Adapt.seed0"].config["adapter"] == "source"
+    assert made["SH-0.5.FedAvg.seed0"].config["adapter"] == "bn-stats"
+
+
+def test_a_point_changes_single_keys_of_a_table() -> None:
+    made = by_id(cells(spec(), {}))
+    there, elsewhere = made["SH-0.5.FedAvg.seed0"].config, made["IID.No-Adapt.seed0"].config
+    assert (there["entropy.learning-rate"], there["entropy.loss"]) == (0.5, "hard-pl")
+    assert (elsewhere["entropy.learning-rate"], elsewhere["entropy.loss"]) == (0.5, "entropy")
+
+
+def test_quick_goes_before_the_axes_and_overrides_before_all() -> None:
+    quick = by_id(cells(spec(), {}, quick=True))
+    assert {cell.seed for cell in quick.values()} == {7}
+    assert {cell.config["batch-size"] for cell in quick.values()} == {40}
+    assert quick["SH-0.5.FedAvg.seed7"].config["entropy.learning-rate"] == 0.25
+    assert quick["SH-0.5.FedAvg.seed7"].config["entropy.loss"] == "hard-pl"
+    changed = cells(spec(), {"batch-size": 50, "strategy": "fedctta"}, quick=True)
+    assert {(cell.config["batch-size"], cell.config["strategy"]) for cell in changed} == {(50, "fedctta")}
+
+
+def test_quick_without_seeds_keeps_them() -> None:
+    assert {cell.seed for cell in cells(spec(quick={"batch-size": 2}), {}, quick=True)} == {0, 1}
+
+
+def test_a_cell_holds_its_whole_config() -> None:
+    (cell, *_) = cells(spec(), {})
+    assert {"dataset", "shift-length", "fedtsa.slots"} <= set(cell.config)
+    assert not any(isinstance(value, dict) for value in cell.config.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"wrong": 1}, "wrong: unknown key"),
+        ({"name": "Small one"}, "name: "),
+        ({"score": "after"}, "score = 'after': unknown; allowed: source, local, pre, tta, post"),
+        ({"metric": "mean"}, "metric: "),
+        ({"rows": "strategy"}, "rows: "),
+        ({"rows": []}, "rows = [], columns = ['setting']: allowed: all axes, each once: setting, strategy"),
+        ({"columns": ["setting", "strategy"]}, "each once"),
+        ({"seeds": []}, "seeds: "),
+        ({"seeds": [-1]}, "seeds.0: "),
+        ({"quick": {"seeds": 1}}, "quick.seeds: "),
+        ({"quick": {"seeds": []}}, "quick.seeds: "),
+        ({"axes": {"strategy": {}, "setting": {"IID": {}}}}, "axes.strategy: no point"),
+        ({"axes": {"strategy": {"a/b": {}}, "setting": {"IID": {}}}}, "axes.strategy: 'a/b': allowed: letters"),
+        ({"axes": {"strategy": {"..": {}}, "setting": {"IID": {}}}}, "axes.strategy: '..': allowed: letters"),
+        ({"axes": {"strategy": {"A": 1}, "setting": {"IID": {}}}}, "axes.strategy.A: "),
+        ({"skip": [{"strategy": ["FedAvg", "FedSGD"]}]}, "skip: strategy = 'FedSGD': unknown; allowed: No-Adapt"),
+        ({"skip": [{"method": "FedAvg"}]}, "skip: method = 'FedAvg': unknown; allowed: setting, strategy"),
+        ({"published": [{"over": "method", "values": {}}]}, "published: over = 'method': allowed: setting"),
+        ({"published": [{"over": "strategy", "values": {"FedSGD": 1.0}}]}, "'FedSGD' is no point of axes.strategy"),
+        ({"published": [{"over": "class", "at": {"setting": "II"}, "values": {}}]}, "published.at: setting = 'II'"),
+        ({"published": [{"over": "class", "values": {"0": "1.0"}}]}, "published.0.values.0: "),
+        ({"published": [{"over": "class", "values": {}, "flag": "good"}]}, "published.0.flag: "),
+        ({"claims": [{"text": "a", "better": {}}]}, "claims.0.than: "),
+        ({"claims": [{"text": "a", "better": {"setting": "x"}, "than": {}}]}, "claims.better: setting = 'x'"),
+        ({"claims": [{"text": "a", "better": {}, "than": {"setting": "x"}}]}, "claims.than: setting = 'x'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_file_and_key(changes: dict[str, Any], names: str) -> None:
+    kept: dict[str, Any] = {"skip": [], "published": [], "claims": []} if "axes" in changes else {}
+    with pytest.raises(ConfigError) as caught:
+        spec(**(kept | changes))
+    text = str(caught.value)
+    assert text.startswith("small.toml: ")
+    assert names in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"config": {"batch-sise": 1}}, "small, cell SH-0.5.No-Adapt.seed0: batch-sise: unknown key"),
+        ({"config": {"batch-size": "ten"}, "quick": {}}, "small, cell IID.No-Adapt.seed0: batch-size = 'ten'"),
+        ({"config": {"seed": 3}}, "small: seed = 3"),
+        ({"seeds": [4, 4]}, "small: two cells are called SH-0.5.No-Adapt.seed4"),
+    ],
+)
+def test_what_is_wrong_with_a_cell_is_one_line_with_its_key(changes: dict[str, Any], names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(spec(**changes), {})
+    assert str(caught.value).startswith(names)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"one": {"A B": {}, "A-B": {}}},
+        {"one": {"A.B": {}, "A": {}}, "two": {"C": {}, "B.C": {}}},
+    ],
+)
+def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
+    kept = {"skip": [], "published": [], "claims": [], "rows": list(axes), "columns": []}
+    with pytest.raises(ConfigError, match=r"two cells are called A[.-]B"):
+        cells(spec(axes=axes, **kept), {})
+
+
+def test_a_seed_among_the_overrides_is_no_silent_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"small: seed = 3: .*--only seed=N"):
+        cells(spec(), {"seed": 3})
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "absent.toml"
+    with pytest.raises(ConfigError, match=r"absent\.toml: No such file.*fedtta list benchmarks") as absent:
+        read_spec(path)
+    path.write_text("name = ")
+    with pytest.raises(ConfigError, match=r"absent\.toml: no TOML") as damaged:
+        read_spec(path)
+    assert "\n" not in str(absent.value) + str(damaged.value)
+    path.write_text(SPEC)
+    parsed, raw = read_spec(path)
+    assert parsed == spec()
+    assert raw == table()
