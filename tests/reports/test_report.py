@@ -131,6 +131,7 @@ def test_claims(bench: Path, written: Path) -> None:
     assert found[2]["verdict"] == "does not hold"
     assert found[3]["verdict"] == "not run"
     assert found[3]["difference"] == ""
+    assert [row["seeds"] for row in found] == ["2", "2", "2", "0"]
 
 
 def test_what_is_missing_is_named(written: Path) -> None:
