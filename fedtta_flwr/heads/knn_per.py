@@ -45,4 +45,4 @@ class KNNPer(Predictor):
         nearest = distances.topk(min(self.options.neighbours, len(self._features)), largest=False)
         shares = (-nearest.values / (z.shape[1] * self.options.scale)).softmax(1)
         neighbours = (shares.unsqueeze(2) * self._labels[nearest.indices]).sum(1)
-        return self.options.share * neighbours + (1 - self.options.share) * model
+        return torch.lerp(model, neighbours, self.options.share)
