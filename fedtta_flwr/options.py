@@ -263,7 +263,7 @@ class TTTOptions(Options):
     steps: Annotated[int, Field(ge=1, le=100)] = Field(1, description="per image")
     views: Annotated[int, Field(ge=4, le=1024)] = Field(32, description="rotated copies of an image, a step")
     threshold: Unit = Field(
-        1.0, description="images known to stand upright with at least this probability are not learned from"
+        1.0, description="images sure, by this probability, to stand upright are not learned from; 1.0 = learn from all"
     )
     online: bool = Field(True, description="whether steps last until the test set ends, or for their image alone")
 

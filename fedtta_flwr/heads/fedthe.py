@@ -97,8 +97,9 @@ class FedTHE(Predictor):
         for _ in range(self.options.steps):
             with torch.enable_grad():
                 loss = objective(e, shared, own, distances, similarity).sum()
-                (e.grad,) = torch.autograd.grad(loss, [e])
-            moving &= e.grad.norm(dim=1, keepdim=True) >= FLAT
+                (gradient,) = torch.autograd.grad(loss, [e])
+            e.grad = gradient
+            moving &= gradient.norm(dim=1, keepdim=True) >= FLAT
             if not moving.any():
                 break
             before = e.detach().clone()

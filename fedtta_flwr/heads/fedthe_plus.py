@@ -30,7 +30,7 @@ class FedTHEPlus(FedTHE):
         super().__init__(fitted, options)
         self.options: FedTHEPlusOptions = options
         self._heads = [nn.Parameter(head.clone()) for head in (fitted.global_head, fitted.personal_head)]
-        self._tuned = [*self.extractor.parameters(), *self._heads]
+        self._tuned: list[Tensor] = [*self.extractor.parameters(), *self._heads]
         for p in self._tuned:
             p.requires_grad_(True)
         self._source = [p.detach().clone() for p in self._tuned]
@@ -43,7 +43,9 @@ class FedTHEPlus(FedTHE):
         if not len(x) or self.weights is None:
             return probabilities
         try:
-            rows = [self._one(*pair, first + i) for i, pair in enumerate(zip(x.split(1), self.weights, strict=True))]
+            rows = [
+                self._one(*pair, first + i) for i, pair in enumerate(zip(x.unsqueeze(1), self.weights, strict=True))
+            ]
         finally:
             torch._foreach_copy_(self._tuned, self._source)
         return torch.cat(rows).softmax(1)

@@ -41,4 +41,4 @@ class MEMO(Predictor):
         self.seen += len(x)
         if not len(x):
             return self._adapter.predict(x)
-        return torch.cat([self._adapter.adapt(image) for image in x.split(1)]).softmax(1)
+        return torch.cat([self._adapter.adapt(image) for image in x.unsqueeze(1)]).softmax(1)

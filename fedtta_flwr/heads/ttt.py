@@ -32,7 +32,7 @@ class TTT(Predictor):
         super().__init__(fitted, options)
         self.options: TTTOptions = options
         self._rotation = nn.Parameter(fitted.statistics["rotation-head"].clone())
-        self._tuned = [*self.extractor.parameters(), self._rotation]
+        self._tuned: list[Tensor] = [*self.extractor.parameters(), self._rotation]
         for p in self._tuned:
             p.requires_grad_(True)
         self._source = [p.detach().clone() for p in self._tuned]
@@ -53,14 +53,14 @@ class TTT(Predictor):
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K]; images are learned from in their order."""
         self.seen += len(x)
-        rows = [self._one(image) for image in x.split(1)] if len(x) else [self.extractor(x)]
+        rows = [self._one(image) for image in x.unsqueeze(1)] if len(x) else [self.extractor(x)]
         return F.linear(torch.cat(rows), self.fitted.personal_head).softmax(1)
 
     def _one(self, image: Tensor) -> Tensor:
         """Return the features [1, D] of one image [1, C, H, H] after its steps."""
         if not self.options.online:
             torch._foreach_copy_(self._tuned, self._source)
-        if image.isfinite().all() and self._upright(image) < self.options.threshold:
+        if image.isfinite().all() and not self._upright(image):
             turned, quarters = turn(image.expand(self.options.views, -1, -1, -1))
             for _ in range(self.options.steps):
                 with torch.enable_grad():
@@ -70,8 +70,9 @@ class TTT(Predictor):
         z: Tensor = self.extractor(image)
         return z
 
-    def _upright(self, image: Tensor) -> float:
-        """Return the probability that the rotation head gives to no rotation."""
+    def _upright(self, image: Tensor) -> bool:
+        """Return whether the rotation head is sure enough that the image stands upright."""
         if self.options.threshold == 1:
-            return 0.0  # any is below it but one that rounds to 1: no forward pass for that
-        return float(F.linear(self.extractor(image), self._rotation).softmax(1)[0, 0])
+            return False  # nobody is that sure: no forward pass for it
+        probabilities = F.linear(self.extractor(image), self._rotation).softmax(1)
+        return bool(probabilities[0, 0] >= self.options.threshold)
