@@ -43,9 +43,8 @@ class FedTHEPlus(FedTHE):
         if not len(x) or self.weights is None:
             return probabilities
         try:
-            rows = [
-                self._one(*pair, first + i) for i, pair in enumerate(zip(x.unsqueeze(1), self.weights, strict=True))
-            ]
+            pairs = zip(x.unsqueeze(1), self.weights, strict=True)
+            rows = [self._one(image, weight, first + i) for i, (image, weight) in enumerate(pairs)]
         finally:
             torch._foreach_copy_(self._tuned, self._source)
         return torch.cat(rows).softmax(1)
