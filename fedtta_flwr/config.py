@@ -45,6 +45,7 @@ from fedtta_flwr.options import (
     SAROptions,
     SHOTOptions,
     TentOptions,
+    TGFLOptions,
     kebab,
 )
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
@@ -62,6 +63,11 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
 
+    task: Literal["ftta", "tgfl"] = Field(
+        "ftta",
+        description="ftta: clients adapt a source model, by strategy and adapter; tgfl: two heads are trained "
+        "federatedly and combined sample by sample, by head",
+    )
     strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
     dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
@@ -197,6 +203,7 @@ class RunConfig(BaseModel):
     fedtsa: FedTSAOptions = FedTSAOptions()
     fedamp: FedAMPOptions = FedAMPOptions()
     pfedgraph: PFedGraphOptions = PFedGraphOptions()
+    tgfl: TGFLOptions = TGFLOptions()
 
     @field_validator("strategy")
     @classmethod
