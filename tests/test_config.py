@@ -527,3 +527,20 @@ def test_flat_round_trip(overrides: dict[str, Any]) -> None:
     assert flat == DEFAULTS | overrides
     assert RunConfig.from_flat(flat) == config
     assert RunConfig.from_flat(flat).fingerprint() == config.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"num-clients": 1, "spatial-heterogeneity": 1.0}, "num-clients = 1: .* allowed with tgfl: 2 or more"),
+        ({"aggregate-every": 2}, "aggregate-every = 2: .* allowed: 1"),
+        ({"dataset": "cifar10-c", "data-dir": "/data"}, "task = 'tgfl': dataset = 'cifar10-c' has no clean images"),
+        ({"stream": "a:b", "classes": 3}, "task = 'tgfl': stream = 'a:b' has no clean images"),
+        ({"tgfl.natural-dir": "/data"}, "tgfl.natural-dataset = '': tgfl.natural-dir = '/data'; allowed: both"),
+        ({"tgfl.natural-dataset": "arrays"}, "tgfl.natural-dataset = 'arrays': tgfl.natural-dir = ''; allowed: both"),
+    ],
+)
+def test_what_two_heads_cannot_be_trained_with(flat: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({"task": "tgfl"} | flat)
+    RunConfig.from_flat({key: value for key, value in flat.items() if key != "dataset"})  # without the task they may

@@ -1,13 +1,16 @@
 """The five test sets against what their definitions say, sample by sample."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import SETS, Benchmark
+from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.data.datasets import Corruptible
 from fedtta_flwr.errors import ConfigError
 
@@ -178,3 +181,27 @@ def test_naturally_shifted_images_of_other_classes_are_a_config_error() -> None:
     config = RunConfig.from_flat({"task": "tgfl", "tgfl.natural-dataset": "arrays", "tgfl.natural-dir": "/x"})
     with pytest.raises(ConfigError, match=r"tgfl.natural-dataset = 'arrays': 5 classes, digits has 4"):
         Benchmark(config, DATA, other)
+
+
+def test_all_digits_are_shared_out() -> None:
+    made = open_benchmark(RunConfig.from_flat({"task": "tgfl", "num-clients": 10}))
+    parts = [made.training(client)[1] for client in NAMES]
+    assert sum(len(rows) for rows in made._shares) == 1797
+    assert made.classes == 10
+    for labels in parts:  # at Dir(0.1) a client has few of the ten classes
+        assert len(np.unique(labels)) < 9
+
+
+def test_the_training_part_of_cifar10_and_natural_images_from_arrays(cifar: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", np.full((30, 32, 32, 3), 7, np.uint8))
+    np.save(tmp_path / "labels.npy", np.repeat(np.arange(10), 3))
+    flat = {
+        "task": "tgfl", "dataset": "cifar10", "data-dir": str(cifar), "tgfl.natural-dataset": "arrays",
+        "tgfl.natural-dir": str(tmp_path),
+    }  # fmt: skip
+    made = open_benchmark(RunConfig.from_flat(flat))
+    assert sum(len(rows) for rows in made._shares) == 50_000
+    x, _ = made.load(made.samples("client-00", B))
+    natural = made.samples("client-00", B).versions == "natural"
+    assert natural.any()
+    assert (x[torch.from_numpy(natural)] == 7 / 255).all()
