@@ -20,27 +20,33 @@ from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
+from fedtta_flwr.strategies.tgfl import TGFL
+from fedtta_flwr.tgfl import Network, check_heads
 from fedtta_flwr.workbench import make_adapter
 
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     """Build the run's strategy, without observers."""
+    if config.task == "tgfl":
+        return TGFL(config)
     strategy: PersonalizedStrategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
     if getattr(strategy, "config", None) is not config:
         raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
     return strategy
 
 
-def check_inputs(config: RunConfig) -> Adapter:
+def check_inputs(config: RunConfig) -> Adapter | Network:
     """Find out what is wrong with data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
 
     Returns
     -------
-    Adapter
+    Adapter or Network
         One as every client has it at the start.
     """
+    if config.task == "tgfl":
+        return check_heads(config)
     return make_adapter(config, load_source(config, check_data(config).classes))
 
 
