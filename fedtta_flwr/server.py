@@ -21,7 +21,7 @@ from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.strategies.tgfl import TGFL
-from fedtta_flwr.tgfl import Network, check_heads
+from fedtta_flwr.tgfl import HeadBench, check_heads
 from fedtta_flwr.workbench import make_adapter
 
 
@@ -35,14 +35,14 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     return strategy
 
 
-def check_inputs(config: RunConfig) -> Adapter | Network:
+def check_inputs(config: RunConfig) -> Adapter | HeadBench:
     """Find out what is wrong with data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
 
     Returns
     -------
-    Adapter or Network
+    Adapter or HeadBench
         One as every client has it at the start.
     """
     if config.task == "tgfl":
