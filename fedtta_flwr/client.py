@@ -124,8 +124,10 @@ def _visit_all(
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
-            serve = visit_heads if isinstance(bench, HeadBench) else _visit_one
-            visited.append(serve(bench, client, request, own, memory))  # type: ignore[arg-type]
+            if isinstance(bench, HeadBench):
+                visited.append(visit_heads(bench, client, request, own, memory))
+            else:
+                visited.append(_visit_one(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))
     # Only now: a visit that fails half-way must leave no client half-advanced.

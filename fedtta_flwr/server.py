@@ -84,11 +84,14 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     resumed = resumable(config.resume) if config.resume else None
     if resumed is not None:
         check_same(resumed, config)
-    adapter = check_inputs(config)
-    strategy.prepare(adapter)
-    if strategy.objectives and not takes_gradient_steps(adapter):
-        terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
-        log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
+    begin = check_inputs(config)
+    if isinstance(begin, HeadBench):
+        strategy.source = begin.adapted_state()
+    else:
+        strategy.prepare(begin)
+        if strategy.objectives and not takes_gradient_steps(begin):
+            terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
+            log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
     directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
     strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
     strategy.observers = [directory, Terminal(directory)]

@@ -4,7 +4,7 @@ Of a client's own work `Memory` keeps the heads that are not shared and, once me
 part. A process keeps what belongs to no client: the network, the images and how they are shared out (`HeadBench`).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -63,9 +63,10 @@ class HeadBench:
         self.device = choose_device(config.device)
         self.data = open_benchmark(config)
         self.classes = self.data.classes
-        self.method = resolve("head", config.head, HEADS)
-        if not (isinstance(self.method, type) and issubclass(self.method, Predictor)):
+        method = resolve("head", config.head, HEADS)
+        if not (isinstance(method, type) and issubclass(method, Predictor)):
             raise ConfigError(f"head = {config.head!r}: no subclass of fedtta_flwr.heads.base.Predictor; make it one")
+        self.method: type[Predictor] = method
         self.options = config.options(config.head)
         recipe = self.method.recipe(self.options)
         self.net = TwoHeads(_begin(config, self.classes), recipe).to(self.device)
@@ -166,7 +167,7 @@ def _predict(
     predictor.identity = (bench.config.seed, client)
     predictor.reset()
     probabilities, weights = [], []
-    for batch in x.split(bench.config.batch_size):
+    for batch in torch.split(x, bench.config.batch_size):
         probabilities.append(predictor.predict(batch))
         if predictor.weights is not None:
             weights.append(predictor.weights)
@@ -174,9 +175,12 @@ def _predict(
     result.count("seen", torch.bincount(labels, minlength=bench.classes))
     result.count("tta", hits(torch.cat(probabilities), labels, bench.classes))
     with torch.inference_mode():
-        for score, head in (("source", bench.net.global_head), ("local", bench.net.personal_head)):
+        alone = {"source": bench.net.global_head, "local": bench.net.personal_head}
+        if "global_head.weight" not in bench.net.shared():
+            del alone["source"]  # FedRep trains none
+        for score, head in alone.items():
             if score in bench.config.score_names():
-                logits = torch.cat([head(bench.net.extractor(batch)) for batch in x.split(FEW)])
+                logits = torch.cat([head(bench.net.extractor(batch)) for batch in torch.split(x, FEW)])
                 result.count(score, hits(logits, labels, bench.classes))
     if weights:
         result.histogram = torch.histc(torch.cat(weights).float().cpu(), BINS, 0.0, 1.0).to(torch.int32)
@@ -190,9 +194,9 @@ def _of_all(bench: HeadBench, received: Mapping[str, Tensor]) -> dict[str, Tenso
     return dict(zip(names, means, strict=True)) | {"clients": torch.tensor(number, device=bench.device)}
 
 
-def _alone(bench: HeadBench) -> Collection[str]:
+def _alone(bench: HeadBench) -> set[str]:
     """Return the statistics that a client makes once and remembers; its images' features are made when needed."""
-    return (bench.method.needs | set(bench.measured)) - {"features", "labels"}
+    return {*bench.method.needs, *bench.measured} - {"features", "labels"}
 
 
 def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
@@ -202,7 +206,8 @@ def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
     generator = torch_rng(bench.config.seed, client, round_, purpose)
 
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
-        for rows in torch.randperm(len(x), generator=generator).split(bench.config.tgfl.train_batch):
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        for rows in torch.split(order, bench.config.tgfl.train_batch):
             yield x[rows], labels[rows]
 
     return epoch
@@ -213,7 +218,7 @@ def in_order(bench: HeadBench, client: str) -> Epoch:
 
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
         images, y = bench.data.training(client)
-        for x, labels in zip(images.split(FEW), torch.from_numpy(y).split(FEW), strict=True):
+        for x, labels in zip(torch.split(images, FEW), torch.split(torch.from_numpy(y), FEW), strict=True):
             yield x.to(bench.device), labels.to(bench.device)
 
     return epoch

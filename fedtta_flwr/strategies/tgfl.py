@@ -51,7 +51,10 @@ class TGFL(PersonalizedStrategy):
             self._share_statistics(updates)
             return {}
         self._round.weights = self.collaboration_matrix(updates)
-        return {name: t.mean(dim=0).expand_as(t) for name, t in updates.state.items()}
+        # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
+        return {
+            name: t.mean(dim=0, dtype=torch.float64).to(t.dtype).expand_as(t) for name, t in updates.state.items()
+        }
 
     def unmixed(self, updates: Updates) -> State:
         """Return nothing: where too few took part, all go on with what they had. What was measured is averaged."""
