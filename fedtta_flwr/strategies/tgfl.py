@@ -52,9 +52,7 @@ class TGFL(PersonalizedStrategy):
             return {}
         self._round.weights = self.collaboration_matrix(updates)
         # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
-        return {
-            name: t.mean(dim=0, dtype=torch.float64).to(t.dtype).expand_as(t) for name, t in updates.state.items()
-        }
+        return {name: t.mean(dim=0, dtype=torch.float64).to(t.dtype).expand_as(t) for name, t in updates.state.items()}
 
     def unmixed(self, updates: Updates) -> State:
         """Return nothing: where too few took part, all go on with what they had. What was measured is averaged."""
@@ -99,10 +97,7 @@ class TGFL(PersonalizedStrategy):
         """Give the mean of what was measured to all, and its N; 0 to those who are not in it."""
         if updates.descriptor is None:
             raise FederationError(f"round {updates.round}: the clients sent no {self.descriptor!r} descriptor")
-        mean, number = updates.descriptor.mean(dim=0), float(len(updates))
+        mean, number, none = updates.descriptor.mean(dim=0), torch.tensor(float(len(updates))), torch.zeros(())
         for client in self.config.client_names():
-            there = number if client in updates.clients else 0.0
-            self.personal[client] = self.personal.get(client, self.source) | {
-                STATISTICS: mean,
-                CLIENTS: torch.tensor(there),
-            }
+            there = number if client in updates.clients else none
+            self.personal[client] = self.personal.get(client, self.source) | {STATISTICS: mean, CLIENTS: there}
