@@ -45,9 +45,10 @@ from fedtta_flwr.options import (
     SAROptions,
     SHOTOptions,
     TentOptions,
+    TGFLOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES, check_name
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
@@ -62,8 +63,14 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
 
+    task: Literal["ftta", "tgfl"] = Field(
+        "ftta",
+        description="ftta: clients adapt a source model, by strategy and adapter; tgfl: two heads are trained "
+        "federatedly and combined sample by sample, by head",
+    )
     strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
+    head: str = Field("btfl", description="with task = tgfl: how the heads' predictions are combined (`fedtta list`)")
     dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
     data_dir: str = Field("", description="folder of the data set; empty where none is needed")
     image_size: Annotated[int, Field(ge=8, le=1024)] = Field(
@@ -197,6 +204,7 @@ class RunConfig(BaseModel):
     fedtsa: FedTSAOptions = FedTSAOptions()
     fedamp: FedAMPOptions = FedAMPOptions()
     pfedgraph: PFedGraphOptions = PFedGraphOptions()
+    tgfl: TGFLOptions = TGFLOptions()
 
     @field_validator("strategy")
     @classmethod
@@ -207,6 +215,11 @@ class RunConfig(BaseModel):
     @classmethod
     def _adapter(cls, value: str) -> str:
         return check_name("adapter", value, ADAPTERS)
+
+    @field_validator("head")
+    @classmethod
+    def _head(cls, value: str) -> str:
+        return check_name("head", value, HEADS)
 
     @field_validator("model")
     @classmethod

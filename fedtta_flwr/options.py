@@ -448,5 +448,28 @@ class PFedGraphOptions(Options):
     weight: NotNegative = Field(0.01, description="of the local term; 0.0 = none")
 
 
+class TGFLOptions(Options):
+    """Two heads on one extractor (BTFL, FedTHE and what they are compared with): training, and the data's partition."""
+
+    train_rounds: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        10, description="rounds of federated training before anything is predicted (BTFL: 130 with the CNN)"
+    )
+    epochs: Annotated[int, Field(ge=1, le=1000)] = Field(
+        5, description="passes over a client's training part, extractor and global head, a round"
+    )
+    personal_epochs: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="passes of the personal head alone over the received extractor, a round"
+    )
+    train_batch: Annotated[int, Field(ge=1, le=65_536)] = Field(32, description="samples a step of training")
+    learning_rate: Positive = Field(0.01, description="of SGD, in training")
+    momentum: Share = Field(0.0, description="of SGD, in training")
+    weight_decay: NotNegative = Field(5e-4, description="of SGD, in training")
+    dirichlet: Positive = Field(0.1, description="concentration of the clients' class shares; small = few classes each")
+    natural_dataset: Literal["", "cifar10.1", "arrays", "folder"] = Field(
+        "", description="naturally shifted images of the same classes, for the shifted test sets; empty = none"
+    )
+    natural_dir: str = Field("", description="their folder")
+
+
 class NoOptions(Options):
     """A method without hyper-parameters."""

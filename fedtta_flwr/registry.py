@@ -203,6 +203,7 @@ ADAPTERS: dict[str, Method] = {
         predicts="by the teacher, before the step",
     ),
 }
+HEADS: dict[str, tuple[str, str]] = {}
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 
 
