@@ -21,6 +21,7 @@ from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.options import (
     BBNOptions,
     BNStatsOptions,
+    BTFLOptions,
     CoTTAOptions,
     DUAOptions,
     EATAOptions,
@@ -29,7 +30,10 @@ from fedtta_flwr.options import (
     FedAvgMOptions,
     FedCTTAOptions,
     FedProxOptions,
+    FedTHEOptions,
+    FedTHEPlusOptions,
     FedTSAOptions,
+    KNNPerOptions,
     LAMEOptions,
     LDAWAOptions,
     MEMOOptions,
@@ -46,6 +50,7 @@ from fedtta_flwr.options import (
     SHOTOptions,
     TentOptions,
     TGFLOptions,
+    TTTOptions,
     kebab,
 )
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, check_name
@@ -194,6 +199,11 @@ class RunConfig(BaseModel):
     rotta: RoTTAOptions = RoTTAOptions()
     roid: ROIDOptions = ROIDOptions()
     bbn: BBNOptions = BBNOptions()
+    knn_per: KNNPerOptions = KNNPerOptions()
+    fedthe: FedTHEOptions = FedTHEOptions()
+    fedthe_plus: FedTHEPlusOptions = FedTHEPlusOptions()
+    ttt: TTTOptions = TTTOptions()
+    btfl: BTFLOptions = BTFLOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
     fedprox: FedProxOptions = FedProxOptions()
     moon: MOONOptions = MOONOptions()
