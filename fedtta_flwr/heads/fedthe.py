@@ -76,6 +76,7 @@ class FedTHE(Predictor):
         self._history = averages[-1].clone()
         return averages
 
+    @torch.no_grad()
     def ensemble(self, features: Tensor, shared: Tensor, own: Tensor) -> Tensor:
         """Return the global head's weights, [B].
 
