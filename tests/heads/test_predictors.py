@@ -44,15 +44,16 @@ def predict(found: Predictor, x: Tensor, batch: int) -> tuple[Tensor, Tensor | N
 
 @pytest.mark.parametrize("name", HEADS)
 def test_batches_do_not_matter_and_reset_forgets(name: str, make_fitted: Make, images: Tensor) -> None:
+    images = images[:9] if name in ("memo", "fedthe-plus") else images  # slow ones
     found = predictor(name, make_fitted())
     before = {key: t.clone() for key, t in found.extractor.state_dict().items()}
     whole, weights = predict(found, images, 33)
-    assert found.seen == 33
-    torch.testing.assert_close(whole.sum(1), torch.ones(33))
+    assert found.seen == len(images)
+    torch.testing.assert_close(whole.sum(1), torch.ones(len(images)))
     assert (whole >= 0).all()
     assert not whole.requires_grad
     assert (weights is not None) == (name in ("btfl", "fedthe", "fedthe-plus"))
-    for batch in (1, 10, 33):
+    for batch in (1, 7):
         found.reset()
         assert found.seen == 0
         again, shares = predict(found, images, batch)
@@ -137,8 +138,8 @@ def test_memo_and_fedthe_plus_without_a_step_worth_it(make_fitted: Make, images:
 
 def test_fedthe_plus_follows_the_entropy_of_the_mixture(make_fitted: Make, images: Tensor) -> None:
     options = FedTHEPlusOptions(tune_rate=0.3, tune_steps=20, views=4)
-    tuned = make("head", "fedthe-plus", HEADS, Predictor, make_fitted(), options).predict(images)
-    plain = predictor("fedthe", make_fitted()).predict(images)
+    tuned = make("head", "fedthe-plus", HEADS, Predictor, make_fitted(), options).predict(images[:6])
+    plain = predictor("fedthe", make_fitted()).predict(images[:6])
 
     def uncertainty(p: Tensor) -> float:
         return float(-(p * p.clamp(min=1e-12).log()).sum(1).mean())
