@@ -53,8 +53,7 @@ from fedtta_flwr.options import (
     TTTOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES, TRACKERS, check_name
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, check_name
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file

@@ -225,6 +225,7 @@ TRACKERS: dict[str, Service] = {
     "tensorboard": Service("fedtta_flwr.tracking.tensorboard:TensorBoard", "tensorboard"),
     "mlflow": Service("fedtta_flwr.tracking.mlflow:MLflow", "mlflow"),
     "wandb": Service("fedtta_flwr.tracking.wandb:WeightsAndBiases", "wandb"),
+}
 #: with task = "tgfl": name -> (module:class, one line of explanation)
 HEADS: dict[str, tuple[str, str]] = {
     "global": ("fedtta_flwr.heads.global_:Global", "FedAvg: the head that all clients share (AISTATS 2017)"),
