@@ -1,6 +1,7 @@
 """What is drawn where."""
 
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fedtta_flwr.reports.drawing import SHARE, Strip, dots, lines
 
 
 def test_dots_stand_at_the_means_with_the_spread_and_what_was_published() -> None:
-    canvas = Figure()
+    canvas: Any = Figure()
     dots(["one", "two"], [[60.0, 63.0], [50.0]], [None, 51.5], [0, 1])(canvas, False)
     (axes,) = canvas.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["one", "two"]
@@ -27,7 +28,7 @@ def test_dots_stand_at_the_means_with_the_spread_and_what_was_published() -> Non
 
 def test_shifts_are_marked_and_named() -> None:
     strip = Strip(np.array([[0, 0, 1, 1], [1, 1, 1, 0]]), ["fog", "jpeg_compression"], ["a", "b and 1 more"])
-    canvas = Figure()
+    canvas: Any = Figure()
     curve = (np.arange(1, 5), np.linspace(0, 1, 4))
     lines(["x"], [curve], strip, [0], SHARE)(canvas, True)
     above, below = canvas.axes
