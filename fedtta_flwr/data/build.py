@@ -141,6 +141,11 @@ def open_benchmark(config: RunConfig) -> Benchmark:
         )
     natural = None
     if name := config.tgfl.natural_dataset:
+        if not config.tgfl.natural_dir:
+            raise ConfigError(
+                f"tgfl.natural-dir is empty: tgfl.natural-dataset = {name!r} needs the folder that holds it; set it, "
+                f"or tgfl.natural-dataset to ''"
+            )
         size = config.image_size if name in RESIZED else 32
         natural = open_test_set(
             name, config.tgfl.natural_dir, config.seed, image_size=size, classes=data.classes if name == "arrays" else 0

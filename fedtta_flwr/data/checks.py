@@ -79,10 +79,9 @@ def _check_heads(config: "RunConfig") -> None:
     if config.task != "tgfl":
         return
     require_clean_images(config, "task = 'tgfl'")
-    if bool(config.tgfl.natural_dataset) != bool(config.tgfl.natural_dir):
+    if config.tgfl.natural_dir and not config.tgfl.natural_dataset:
         raise ConfigError(
-            f"tgfl.natural-dataset = {config.tgfl.natural_dataset!r}: tgfl.natural-dir = {config.tgfl.natural_dir!r}; "
-            f"allowed: both, or neither"
+            f"tgfl.natural-dir = {config.tgfl.natural_dir!r}: nothing says what is there; set tgfl.natural-dataset"
         )
     if config.num_clients < 2:
         raise ConfigError("num-clients = 1: nobody has samples that are external to it; allowed with tgfl: 2 or more")

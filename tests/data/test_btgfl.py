@@ -205,3 +205,8 @@ def test_the_training_part_of_cifar10_and_natural_images_from_arrays(cifar: Path
     natural = made.samples("client-00", B).versions == "natural"
     assert natural.any()
     assert (x[torch.from_numpy(natural)] == 7 / 255).all()
+
+
+def test_naturally_shifted_images_need_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"tgfl.natural-dir is empty: tgfl.natural-dataset = 'cifar10.1' needs"):
+        open_benchmark(RunConfig.from_flat({"task": "tgfl", "tgfl.natural-dataset": "cifar10.1"}))
