@@ -37,7 +37,13 @@ class Published(_Part):
 
 
 class Claim(_Part):
-    """A paper's claim: wherever all other axes agree, the cells `better` are above those `than`, by so many points."""
+    """A paper's claim: wherever all other axes agree, the cells `better` are above those `than`.
+
+    Attributes
+    ----------
+    by : float
+        At least so many points above; below 0, at most so many under it ("as good as"). At 0, above it at all.
+    """
 
     text: str
     better: Labels

@@ -33,8 +33,8 @@ class Finding:
         if not self.differences:
             return "not run"
         mean = float(np.mean(self.differences))
-        # "By so many points" is at least so many; without, "better" is more than nothing.
-        word = "holds" if mean > 0 and mean >= self.claim.by else "does not hold"
+        # "By so many points" is at least so many, below 0 at most so many worse; without, better is more than nothing.
+        word = "holds" if (mean >= self.claim.by if self.claim.by else mean > 0) else "does not hold"
         if len(self.differences) > 1 and abs(mean - self.claim.by) < np.std(self.differences, ddof=1):
             word += ", within the spread of the seeds"
         return word
