@@ -5,7 +5,6 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 """
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +16,13 @@ from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.memory import Memory, Remembered, state_folder
 from fedtta_flwr.records import (
+    BINS,
     DESCRIPTOR,
+    HEADS,
     INFO,
     SCORES,
     STATE,
+    WEIGHTS,
     arrays_of,
     code_fingerprint,
     error_reply,
@@ -29,7 +31,9 @@ from fedtta_flwr.records import (
     to_arrays,
     unstack,
 )
+from fedtta_flwr.tgfl import HeadBench, visit_heads
 from fedtta_flwr.usage import peak_cuda, peak_memory
+from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import Workbench, workbench
 
 NOTHING_LATE = -1
@@ -47,8 +51,8 @@ def hello(message: Message, context: Context) -> Message:
             {
                 "clients": list(names),
                 "others": others,
-                "slots": [len(bench.stream(name)) for name in names] if bench else [],
-                "classes": bench.test_set.classes if bench else 0,
+                "slots": [bench.slots(name) for name in names] if bench else [],
+                "classes": bench.classes if bench else 0,
                 "model": bench.fingerprint if bench else "",
                 "code": code_fingerprint(),
                 "config": config.fingerprint(),
@@ -110,42 +114,27 @@ def _own_names(context: Context) -> list[str]:
     return [part.strip() for part in str(context.node_config.get("clients", "")).split(",") if part.strip()]
 
 
-@dataclass
-class _Visited:
-    """What one client contributes to the reply."""
-
-    domains: list[str] = field(default_factory=list)
-    counts: dict[str, dict[int, Tensor]] = field(default_factory=dict)
-    failure: str = ""
-    late_domain: str = ""
-    late_round: int = 0
-    samples: int = 0
-    state: dict[str, Tensor] = field(default_factory=dict)
-    descriptor: Tensor | None = None
-    memory: Remembered | None = None
-    forgot: bool = False
-
-    def count(self, key: str, correct: Tensor) -> None:
-        """Enter counts [K] for the latest slot, since those before it may have had no labels."""
-        self.counts.setdefault(key, {})[0 if key.startswith("late") else len(self.domains) - 1] = correct
-
-
-def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor], memory: Memory) -> RecordDict:
+def _visit_all(
+    bench: Workbench | HeadBench, request: ConfigRecord, state: dict[str, Tensor], memory: Memory
+) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
-    rolled_back = bench.adapter.rolled_back
-    visited = []
+    rolled_back = bench.rolled_back
+    visited: list[Visited] = []
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
-            visited.append(_visit_one(bench, client, request, own, memory))
+            if isinstance(bench, HeadBench):
+                visited.append(visit_heads(bench, client, request, own, memory))
+            else:
+                visited.append(_visit_one(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
-            visited.append(_Visited(failure=str(error)))
+            visited.append(Visited(failure=str(error)))
     # Only now: a visit that fails half-way must leave no client half-advanced.
     new = {client: v.memory for client, v in zip(clients, visited, strict=True) if v.memory is not None}
     memory.keep(new, int(request["checkpoint"]))  # type: ignore[arg-type]
     updated = [i for i, v in enumerate(visited) if v.samples]
-    classes = bench.test_set.classes
+    classes = bench.classes
     slots = max((len(v.domains) for v in visited), default=0)
     reply = RecordDict(
         {
@@ -160,13 +149,17 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
                     "late-domains": [v.late_domain for v in visited],
                     "late-rounds": [v.late_round for v in visited],
                     "round": request["round"],
-                    "rolled-back": bench.adapter.rolled_back - rolled_back,
+                    "rolled-back": bench.rolled_back - rolled_back,
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),
             SCORES: to_arrays(_stack_counts(visited, slots, classes)),
         }
     )
+    if any(v.histogram is not None for v in visited):
+        nothing = torch.zeros(BINS, dtype=torch.int32)
+        histograms = [nothing if v.histogram is None else v.histogram for v in visited]
+        reply[HEADS] = to_arrays({WEIGHTS: torch.stack(histograms)})
     if updated:
         reply[STATE] = to_arrays(stack([visited[i].state for i in updated]))
         described = [visited[i].descriptor for i in updated]
@@ -175,7 +168,7 @@ def _visit_all(bench: Workbench, request: ConfigRecord, state: dict[str, Tensor]
     return reply
 
 
-def _stack_counts(visited: list[_Visited], slots: int, classes: int) -> dict[str, Tensor]:
+def _stack_counts(visited: list[Visited], slots: int, classes: int) -> dict[str, Tensor]:
     """Stack the counts per class into int32 [C, T, K]; where a client has fewer slots, nothing was seen."""
     stacked = {}
     for key in sorted({key for v in visited for key in v.counts}):
@@ -194,10 +187,10 @@ def _visit_one(
     request: ConfigRecord,
     personal: dict[str, Tensor] | None,
     memory: Memory,
-) -> _Visited:
+) -> Visited:
     """One client's visit: score the mixture that came, then go through the next slots in order."""
-    stream, adapter, result = bench.stream(client), bench.adapter, _Visited()
-    classes, finetune = bench.test_set.classes, bool(request["finetune"])
+    stream, adapter, result = bench.stream(client), bench.adapter, Visited()
+    classes, finetune = bench.classes, bool(request["finetune"])
     wanted = str(request["descriptor"])
     about = {"client": client, "round": request["round"], **_with_prefix(request, "descriptor.")}
     lagged = bool(about.get("lagged"))
@@ -272,11 +265,6 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
         outputs["pre"] = bench.adapter.predict(x)
     outputs["tta"] = bench.adapter.adapt(x)
     return outputs
-
-
-def hits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return how many samples of each class [K] the logits [B, K] get right."""
-    return torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=classes).cpu()
 
 
 def _batch(bench: Workbench, stream: ClientStream, slot: int) -> tuple[Tensor, Tensor | None]:

@@ -21,6 +21,7 @@ from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.options import (
     BBNOptions,
     BNStatsOptions,
+    BTFLOptions,
     CoTTAOptions,
     DUAOptions,
     EATAOptions,
@@ -29,7 +30,10 @@ from fedtta_flwr.options import (
     FedAvgMOptions,
     FedCTTAOptions,
     FedProxOptions,
+    FedTHEOptions,
+    FedTHEPlusOptions,
     FedTSAOptions,
+    KNNPerOptions,
     LAMEOptions,
     LDAWAOptions,
     MEMOOptions,
@@ -45,9 +49,11 @@ from fedtta_flwr.options import (
     SAROptions,
     SHOTOptions,
     TentOptions,
+    TGFLOptions,
+    TTTOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES, TRACKERS, check_name
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
@@ -62,8 +68,14 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True)
 
+    task: Literal["ftta", "tgfl"] = Field(
+        "ftta",
+        description="ftta: clients adapt a source model, by strategy and adapter; tgfl: two heads are trained "
+        "federatedly and combined sample by sample, by head",
+    )
     strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
+    head: str = Field("btfl", description="with task = tgfl: how the heads' predictions are combined (`fedtta list`)")
     dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
     data_dir: str = Field("", description="folder of the data set; empty where none is needed")
     image_size: Annotated[int, Field(ge=8, le=1024)] = Field(
@@ -190,6 +202,11 @@ class RunConfig(BaseModel):
     rotta: RoTTAOptions = RoTTAOptions()
     roid: ROIDOptions = ROIDOptions()
     bbn: BBNOptions = BBNOptions()
+    knn_per: KNNPerOptions = KNNPerOptions()
+    fedthe: FedTHEOptions = FedTHEOptions()
+    fedthe_plus: FedTHEPlusOptions = FedTHEPlusOptions()
+    ttt: TTTOptions = TTTOptions()
+    btfl: BTFLOptions = BTFLOptions()
     fedctta: FedCTTAOptions = FedCTTAOptions()
     fedprox: FedProxOptions = FedProxOptions()
     moon: MOONOptions = MOONOptions()
@@ -200,6 +217,7 @@ class RunConfig(BaseModel):
     fedtsa: FedTSAOptions = FedTSAOptions()
     fedamp: FedAMPOptions = FedAMPOptions()
     pfedgraph: PFedGraphOptions = PFedGraphOptions()
+    tgfl: TGFLOptions = TGFLOptions()
 
     @field_validator("strategy")
     @classmethod
@@ -210,6 +228,11 @@ class RunConfig(BaseModel):
     @classmethod
     def _adapter(cls, value: str) -> str:
         return check_name("adapter", value, ADAPTERS)
+
+    @field_validator("head")
+    @classmethod
+    def _head(cls, value: str) -> str:
+        return check_name("head", value, HEADS)
 
     @field_validator("model")
     @classmethod

@@ -18,7 +18,7 @@ from types import ModuleType
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
 from fedtta_flwr.control import START_SECONDS, await_start, connect, follow, start_run
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
 
 
 def catalogue() -> dict[str, list[tuple[str, str]]]:
@@ -30,6 +30,7 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
     return {
         "strategies": [(name, text) for name, (_, text) in STRATEGIES.items()],
         "adapters": [(name, method.text) for name, method in ADAPTERS.items()],
+        "heads": [(name, text) for name, (_, text) in HEADS.items()],
         "datasets": list(DATASETS.items()),
         "corruptions": [
             ("none", "clean images"),

@@ -229,6 +229,68 @@ class BBNOptions(Options):
     share_teacher: bool = Field(True, description="whether the teacher's statistics travel beside the student's")
 
 
+class KNNPerOptions(Options):
+    """kNN-Per: the global head's prediction and that of the nearest training features."""
+
+    neighbours: Annotated[int, Field(ge=1)] = Field(10, description="training features that are asked")
+    share: Unit = Field(0.5, description="lambda: of the neighbours in the prediction")
+    scale: Positive = Field(1.0, description="a neighbour counts exp(-distance / (features * scale))")
+
+
+class FedTHEOptions(Options):
+    """FedTHE: the two heads' weights by a few steps on entropy and on the distance to the mean features."""
+
+    history: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="alpha: share of a sample in the moving average of the features"
+    )
+    present: Unit = Field(0.1, description="beta: share of the sample itself beside that average")
+    steps: Annotated[int, Field(ge=1, le=1000)] = Field(20, description="of Adam on the weights, a sample")
+    learning_rate: Positive = Field(0.1, description="step size of Adam")
+
+
+class FedTHEPlusOptions(FedTHEOptions):
+    """FedTHE+: then steps of MEMO on extractor and heads, a sample."""
+
+    tune_rate: Positive = Field(5e-4, description="step size of SGD on extractor and heads")
+    tune_steps: Annotated[int, Field(ge=1, le=100)] = Field(3, description="of it, a sample")
+    views: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="augmentations of an image")
+
+
+class TTTOptions(Options):
+    """TTT: the extractor follows the stream by telling how an image is rotated."""
+
+    learning_rate: Positive = Field(1e-3, description="step size of SGD")
+    steps: Annotated[int, Field(ge=1, le=100)] = Field(1, description="per image")
+    views: Annotated[int, Field(ge=4, le=1024)] = Field(32, description="rotated copies of an image, a step")
+    threshold: Unit = Field(
+        1.0, description="images sure, by this probability, to stand upright are not learned from; 1.0 = learn from all"
+    )
+    online: bool = Field(True, description="whether steps last until the test set ends, or for their image alone")
+
+
+class BTFLOptions(Options):
+    """BTFL: the global head's share by Bayes' rule, from discretised likelihoods and from the samples before.
+
+    The published code, unlike the paper: ``smoothing = 0.4``, ``leave-one-out = true``, ``exponents = "code"``,
+    ``squash = 4.0`` (ResNet 10.0), ``threshold = 5.0`` and ``strength = 0.5`` (OfficeHome 50.0 and 5.0),
+    ``mix = "log"`` and, in training, ``sparsity = 1e-3`` (networks other than the CNN 1e-4).
+    """
+
+    smoothing: Share = Field(0.0, description="share of a fair coin in every bit's frequency")
+    leave_one_out: bool = Field(False, description="whether the mean frequencies are those of the other clients")
+    exponents: Literal["paper", "code"] = Field(
+        "paper", description="of the likelihoods: by entropies relative to themselves, or, code, to training's"
+    )
+    squash: NotNegative = Field(0.0, description="kb: bound of the corrected ratio, less 1; 0.0 = none")
+    threshold: Positive = Field(16.0, description="lambda: counts above it in sum are pruned")
+    strength: NotNegative = Field(1.0, description="rho: what pruned counts keep in sum, above 1 each")
+    prior: Literal["batch", "sample"] = Field(
+        "batch", description="whether counts grow after every batch, or after every sample of it"
+    )
+    mix: Literal["probabilities", "log"] = Field("probabilities", description="what of the heads is averaged")
+    sparsity: NotNegative = Field(0.0, description="sigma: weight of the features' L1 norm in training")
+
+
 class FedCTTAOptions(Options):
     """FedCTTA: clients that answer alike on shared noise help each other.
 
@@ -384,6 +446,29 @@ class PFedGraphOptions(Options):
 
     lam: Positive = Field(0.8, description="lambda: large = shares of samples, small = the most similar clients alone")
     weight: NotNegative = Field(0.01, description="of the local term; 0.0 = none")
+
+
+class TGFLOptions(Options):
+    """Two heads on one extractor (BTFL, FedTHE and what they are compared with): training, and the data's partition."""
+
+    train_rounds: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        10, description="rounds of federated training before anything is predicted (BTFL: 130 with the CNN)"
+    )
+    epochs: Annotated[int, Field(ge=1, le=1000)] = Field(
+        5, description="passes over a client's training part, extractor and global head, a round"
+    )
+    personal_epochs: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="passes of the personal head alone over the received extractor, a round"
+    )
+    train_batch: Annotated[int, Field(ge=1, le=65_536)] = Field(32, description="samples a step of training")
+    learning_rate: Positive = Field(0.01, description="of SGD, in training")
+    momentum: Share = Field(0.0, description="of SGD, in training")
+    weight_decay: NotNegative = Field(5e-4, description="of SGD, in training")
+    dirichlet: Positive = Field(0.1, description="concentration of the clients' class shares; small = few classes each")
+    natural_dataset: Literal["", "cifar10.1", "arrays", "folder"] = Field(
+        "", description="naturally shifted images of the same classes, for the shifted test sets; empty = none"
+    )
+    natural_dir: str = Field("", description="their folder")
 
 
 class NoOptions(Options):

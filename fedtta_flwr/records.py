@@ -17,9 +17,13 @@ reply          ``visit``      client names, who adapted and to how many samples,
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score
+               ``heads``      of predictions by two heads, how often the global one had which weight: ``weights``,
+                              int32 [C, BINS], equal bins on [0, 1]
 =============  =============  ==============================================================================
 
 Nothing else travels: no weights that adaptation cannot change, no integer buffers, no samples, no predictions.
+Where two heads are trained, ``state`` holds extractor and global head; ``descriptor`` what predictors measured, of
+which ``state`` brings back the mean (`STATISTICS`) and of how many (`CLIENTS`).
 """
 
 import hashlib
@@ -39,6 +43,9 @@ VISIT = "train.visit"
 STATE = "state"
 DESCRIPTOR = "descriptor"
 SCORES = "scores"
+HEADS = "heads"
+WEIGHTS, BINS = "weights", 50
+STATISTICS, CLIENTS = "statistics", "clients"
 INFO = "visit"
 ERROR = "error"
 

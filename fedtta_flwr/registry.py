@@ -226,6 +226,25 @@ TRACKERS: dict[str, Service] = {
     "mlflow": Service("fedtta_flwr.tracking.mlflow:MLflow", "mlflow"),
     "wandb": Service("fedtta_flwr.tracking.wandb:WeightsAndBiases", "wandb"),
 }
+#: with task = "tgfl": name -> (module:class, one line of explanation)
+HEADS: dict[str, tuple[str, str]] = {
+    "global": ("fedtta_flwr.heads.global_:Global", "FedAvg: the head that all clients share (AISTATS 2017)"),
+    "personal": ("fedtta_flwr.heads.personal:Personal", "FedAvg+FT: the client's own head on the shared extractor"),
+    "fedrep": ("fedtta_flwr.heads.fedrep:FedRep", "a shared extractor, local heads alone (ICML 2021)"),
+    "fedrod": ("fedtta_flwr.heads.fedrod:FedRoD", "both heads' logits added, trained side by side (ICLR 2022)"),
+    "knn-per": (
+        "fedtta_flwr.heads.knn_per:KNNPer",
+        "the global head and the nearest training features' labels (ICML 2022)",
+    ),
+    "fedthe": ("fedtta_flwr.heads.fedthe:FedTHE", "weights by entropy and distance to mean features (ICLR 2023)"),
+    "fedthe-plus": (
+        "fedtta_flwr.heads.fedthe_plus:FedTHEPlus",
+        "fedthe, then steps on each image over its views (ICLR 2023)",
+    ),
+    "memo": ("fedtta_flwr.heads.memo:MEMO", "personal, after steps on each image over its views (NeurIPS 2022)"),
+    "ttt": ("fedtta_flwr.heads.ttt:TTT", "personal, the extractor learning rotations on the stream (ICML 2020)"),
+    "btfl": ("fedtta_flwr.heads.btfl:BTFL", "weights by Bayes' rule from discretised likelihoods (KDD 2025)"),
+}
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 
 

@@ -20,29 +20,35 @@ from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
+from fedtta_flwr.strategies.tgfl import TGFL
+from fedtta_flwr.tgfl import HeadBench, check_heads
 from fedtta_flwr.tracking.observer import Tracking, check_trackers, make_trackers
 from fedtta_flwr.workbench import make_adapter
 
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     """Build the run's strategy, without observers."""
+    if config.task == "tgfl":
+        return TGFL(config)
     strategy: PersonalizedStrategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
     if getattr(strategy, "config", None) is not config:
         raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
     return strategy
 
 
-def check_inputs(config: RunConfig) -> Adapter:
+def check_inputs(config: RunConfig) -> Adapter | HeadBench:
     """Find out what is wrong with trackers, data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
 
     Returns
     -------
-    Adapter
+    Adapter or HeadBench
         One as every client has it at the start.
     """
     check_trackers(config)
+    if config.task == "tgfl":
+        return check_heads(config)
     return make_adapter(config, load_source(config, check_data(config).classes))
 
 
@@ -80,11 +86,14 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     resumed = resumable(config.resume) if config.resume else None
     if resumed is not None:
         check_same(resumed, config)
-    adapter = check_inputs(config)
-    strategy.prepare(adapter)
-    if strategy.objectives and not takes_gradient_steps(adapter):
-        terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
-        log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
+    begin = check_inputs(config)
+    if isinstance(begin, HeadBench):
+        strategy.source = begin.adapted_state()
+    else:
+        strategy.prepare(begin)
+        if strategy.objectives and not takes_gradient_steps(begin):
+            terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
+            log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
     directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
     strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
     tracking = Tracking(directory, make_trackers(config, directory.path))

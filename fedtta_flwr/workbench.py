@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
@@ -22,6 +22,9 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import ADAPTERS, make
 
+if TYPE_CHECKING:
+    from fedtta_flwr.tgfl import HeadBench
+
 #: what a deployed node may set for itself
 NODE_KEYS = ("data-dir", "stream", "device")
 
@@ -36,7 +39,7 @@ class Workbench:
         self.scores = config.score_names()
         self.test_set = open_data(config)
         model = load_source(config, self.test_set.classes).to(self.device)
-        self.fingerprint = _fingerprint(model)
+        self.fingerprint = fingerprint_of(model)
         self.source: nn.Module = deepcopy(model)
         self.adapter = make_adapter(config, deepcopy(model))
         #: never mixed: what the same adapter does alone, on the same stream
@@ -47,6 +50,20 @@ class Workbench:
         self.node_config: Mapping[str, object] = {}
         self._streams: dict[str, ClientStream] = {}
         self._shared: dict[tuple[str | int, ...], Tensor] = {}
+
+    @property
+    def classes(self) -> int:
+        """Number of classes K."""
+        return self.test_set.classes
+
+    @property
+    def rolled_back(self) -> int:
+        """How many steps the adapter has taken back so far."""
+        return self.adapter.rolled_back
+
+    def slots(self, client: str) -> int:
+        """Return the length of a client's stream."""
+        return len(self.stream(client))
 
     def stream(self, client: str) -> ClientStream:
         """Return a client's stream."""
@@ -111,15 +128,21 @@ DESCRIPTORS: dict[str, Callable[[Workbench, Mapping[str, Any], Tensor], Tensor]]
 }
 
 
-_workbenches: dict[tuple[object, ...], Workbench] = {}
+_workbenches: dict[tuple[object, ...], "Workbench | HeadBench"] = {}
 
 
-def workbench(context: Context) -> Workbench:
+def workbench(context: Context) -> "Workbench | HeadBench":
     """Return this process's workbench for a run, made when the run first comes by."""
     key = (context.run_id, *(context.node_config.get(name) for name in NODE_KEYS))
     bench = _workbenches.get(key)
     if bench is None:
-        bench = Workbench(local_config(context))
+        config = local_config(context)
+        if config.task == "tgfl":
+            from fedtta_flwr.tgfl import HeadBench
+
+            bench = HeadBench(config)
+        else:
+            bench = Workbench(config)
         for stale in [other for other in _workbenches if other[0] != context.run_id]:
             del _workbenches[stale]  # one run at a time: an earlier run's networks and images are let go
         _workbenches[key] = bench
@@ -175,7 +198,7 @@ def make_adapter(config: RunConfig, model: nn.Module) -> Adapter:
     return adapter
 
 
-def _fingerprint(model: nn.Module) -> str:
+def fingerprint_of(model: nn.Module) -> str:
     """Return a short hash of a model's tensors: all clients must begin from the same ones."""
     digest = hashlib.sha256()
     for name, t in model.state_dict().items():

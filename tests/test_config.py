@@ -19,8 +19,10 @@ NAN, INF = float("nan"), float("inf")
 
 #: key -> (a wrong value, what the error says is allowed); every key stands here
 WRONG: dict[str, list[tuple[Any, str]]] = {
+    "task": [("btfl", "'ftta' or 'tgfl'"), ("", "tgfl"), (1, "tgfl")],
     "strategy": [("fedsgd", "local, fedavg, fedctta"), ("", "local, fedavg"), (3, "string")],
     "adapter": [("tented", "source, bn-stats, entropy"), ("", "bn-stats"), (False, "string")],
+    "head": [("btlf", "global, personal, fedrep"), ("", "global, personal"), (3, "string")],
     "dataset": [(1, "string")],
     "data-dir": [(1, "string")],
     "image-size": [(7, "8"), (1025, "1024"), ("32", "integer")],
@@ -76,8 +78,10 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
 }
 #: another value that is allowed, for every key
 OTHER: dict[str, Scalar] = {
+    "task": "tgfl",
     "strategy": "local",
     "adapter": "entropy",
+    "head": "fedthe-plus",
     "dataset": "others",
     "data-dir": "/data",
     "image-size": 64,
@@ -234,6 +238,40 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
         "share-class-stats": (FLAG, False),
         "share-teacher": (FLAG, False),
     },
+    "knn-per": {"neighbours": (COUNT, 1), "share": (UNIT, 0.0), "scale": (POSITIVE, 0.1)},
+    "fedthe": {
+        "history": (OPEN_UNIT, 1.0),
+        "present": (UNIT, 0.0),
+        "steps": (COUNT, 6),
+        "learning-rate": (POSITIVE, 1.0),
+    },
+    "fedthe-plus": {
+        "history": (OPEN_UNIT, 1.0),
+        "present": (UNIT, 0.0),
+        "steps": (COUNT, 6),
+        "learning-rate": (POSITIVE, 1.0),
+        "tune-rate": (POSITIVE, 0.1),
+        "tune-steps": (COUNT, 1),
+        "views": (COUNT, 8),
+    },
+    "ttt": {
+        "learning-rate": (POSITIVE, 0.1),
+        "steps": (COUNT, 2),
+        "views": ([(3, "4"), (1.5, "integer")], 4),
+        "threshold": (UNIT, 0.5),
+        "online": (FLAG, False),
+    },
+    "btfl": {
+        "smoothing": (SHARE, 0.4),
+        "leave-one-out": (FLAG, True),
+        "exponents": (words("paper", "code"), "code"),
+        "squash": (NOT_NEGATIVE, 10.0),
+        "threshold": (POSITIVE, 5.0),
+        "strength": (NOT_NEGATIVE, 0.5),
+        "prior": (words("batch", "sample"), "sample"),
+        "mix": (words("probabilities", "log"), "log"),
+        "sparsity": (NOT_NEGATIVE, 1e-3),
+    },
     "fedprox": {"mu": (NOT_NEGATIVE, 0.01)},
     "moon": {"mu": (NOT_NEGATIVE, 0.0), "temperature": (POSITIVE, 1.0)},
     "pfedsd": {"weight": (NOT_NEGATIVE, 0.0), "temperature": (POSITIVE, 2.0)},
@@ -271,6 +309,18 @@ METHODS |= {
         "weight": (NOT_NEGATIVE, 0.0),
     },
     "pfedgraph": {"lam": (POSITIVE, 0.1), "weight": (NOT_NEGATIVE, 0.0)},
+    "tgfl": {
+        "train-rounds": (COUNT, 1),
+        "epochs": (COUNT, 1),
+        "personal-epochs": (COUNT, 2),
+        "train-batch": (COUNT, 1),
+        "learning-rate": (POSITIVE, 0.1),
+        "momentum": (SHARE, 0.5),
+        "weight-decay": (NOT_NEGATIVE, 0.0),
+        "dirichlet": (POSITIVE, 1.0),
+        "natural-dataset": ([("cifar10-c", "'cifar10.1', 'arrays' or 'folder'"), (1, "arrays")], "arrays"),
+        "natural-dir": (TEXT, "/data"),
+    },
 }
 for method, rows in METHODS.items():
     WRONG |= {f"{method}.{key}": wrong for key, (wrong, _) in rows.items()}
@@ -515,3 +565,19 @@ def test_flat_round_trip(overrides: dict[str, Any]) -> None:
     assert flat == DEFAULTS | overrides
     assert RunConfig.from_flat(flat) == config
     assert RunConfig.from_flat(flat).fingerprint() == config.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"num-clients": 1, "spatial-heterogeneity": 1.0}, "num-clients = 1: .* allowed with tgfl: 2 or more"),
+        ({"aggregate-every": 2}, "aggregate-every = 2: .* allowed: 1"),
+        ({"dataset": "cifar10-c", "data-dir": "/data"}, "task = 'tgfl': dataset = 'cifar10-c' has no clean images"),
+        ({"stream": "a:b", "classes": 3}, "task = 'tgfl': stream = 'a:b' has no clean images"),
+        ({"tgfl.natural-dir": "/data"}, "tgfl.natural-dir = '/data': .* set tgfl.natural-dataset"),
+    ],
+)
+def test_what_two_heads_cannot_be_trained_with(flat: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_flat({"task": "tgfl"} | flat)
+    RunConfig.from_flat({key: value for key, value in flat.items() if key != "dataset"})  # without the task they may

@@ -8,7 +8,8 @@ import pytest
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.registry import ADAPTERS, PLUGIN_VARIABLE, STRATEGIES, check_name, resolve
+from fedtta_flwr.heads.base import Predictor
+from fedtta_flwr.registry import ADAPTERS, HEADS, PLUGIN_VARIABLE, STRATEGIES, check_name, resolve
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 
 PLUGIN = "fedtta_test_plugin_package.module:Mine"
@@ -38,7 +39,9 @@ def refused(name: str, use: object = resolve) -> str:
 
 
 @pytest.mark.parametrize(
-    ("known", "base"), [(STRATEGIES, PersonalizedStrategy), (ADAPTERS, Adapter)], ids=["strategies", "adapters"]
+    ("known", "base"),
+    [(STRATEGIES, PersonalizedStrategy), (ADAPTERS, Adapter), (HEADS, Predictor)],
+    ids=["strategies", "adapters", "heads"],
 )
 def test_every_name_is_a_class_of_its_kind(known: dict[str, tuple[str, ...]], base: type) -> None:
     for name, (_, text, *_) in known.items():

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.btgfl import Benchmark
+from fedtta_flwr.data.cifar import read_torchvision
 from fedtta_flwr.data.contracts import ClientStream, TestSet
-from fedtta_flwr.data.datasets import open_test_set
+from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
+from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError
@@ -113,6 +117,40 @@ def check_data(config: RunConfig) -> TestSet:
             for severity in severities:
                 data.images(corruption, severity)[np.array([0])]
     return data
+
+
+def open_benchmark(config: RunConfig) -> Benchmark:
+    """Open all labelled images of a data set, and naturally shifted ones if any are named, and share them out.
+
+    All of the digits, the training part of CIFAR-10 and CIFAR-100, and whatever else a data set consists of.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `open_test_set` and `Benchmark`.
+    """
+    if config.dataset == "digits" and not config.data_dir:
+        data: TestSet = Corruptible(*all_parts(), 10, config.seed)
+    elif config.dataset in ("cifar10", "cifar100") and config.data_dir:
+        classes = int(config.dataset.removeprefix("cifar"))
+        images, labels, _ = read_torchvision(classes, Path(config.data_dir).expanduser(), train=True)
+        data = Corruptible(images, labels, classes, config.seed)
+    else:
+        data = open_test_set(
+            config.dataset, config.data_dir, config.seed, image_size=config.image_size, classes=config.classes
+        )
+    natural = None
+    if name := config.tgfl.natural_dataset:
+        if not config.tgfl.natural_dir:
+            raise ConfigError(
+                f"tgfl.natural-dir is empty: tgfl.natural-dataset = {name!r} needs the folder that holds it; set it, "
+                f"or tgfl.natural-dataset to ''"
+            )
+        size = config.image_size if name in RESIZED else 32
+        natural = open_test_set(
+            name, config.tgfl.natural_dir, config.seed, image_size=size, classes=data.classes if name == "arrays" else 0
+        )
+    return Benchmark(config, data, natural)
 
 
 def _own_stream(config: RunConfig, client: str) -> ClientStream:

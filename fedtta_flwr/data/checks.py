@@ -21,6 +21,7 @@ def check_streams(config: "RunConfig") -> None:
     check_group_orders(config.group_orders, config.num_clients)
     _check_severities_and_mixture(config)
     _check_live(config)
+    _check_heads(config)
 
 
 def require_clean_images(config: "RunConfig", setting: str) -> None:
@@ -71,4 +72,20 @@ def _check_live(config: "RunConfig") -> None:
         raise ConfigError(
             f"live-wait = {config.live_wait:g} x aggregate-every = {config.aggregate_every}: no reply in time; "
             f"allowed: less than round-timeout = {config.round_timeout:g} s"
+        )
+
+
+def _check_heads(config: "RunConfig") -> None:
+    if config.task != "tgfl":
+        return
+    require_clean_images(config, "task = 'tgfl'")
+    if config.tgfl.natural_dir and not config.tgfl.natural_dataset:
+        raise ConfigError(
+            f"tgfl.natural-dir = {config.tgfl.natural_dir!r}: nothing says what is there; set tgfl.natural-dataset"
+        )
+    if config.num_clients < 2:
+        raise ConfigError("num-clients = 1: nobody has samples that are external to it; allowed with tgfl: 2 or more")
+    if config.aggregate_every != 1:
+        raise ConfigError(
+            f"aggregate-every = {config.aggregate_every}: clients train once a round with task = 'tgfl'; allowed: 1"
         )

@@ -1,4 +1,4 @@
-"""The clean test parts of CIFAR-10, CIFAR-100 and CIFAR-10.1 from files that others have put there."""
+"""The clean images of CIFAR-10, CIFAR-100 and CIFAR-10.1 from files that others have put there."""
 
 import zipfile
 from collections.abc import Callable
@@ -19,8 +19,8 @@ COUNT = 10_000
 
 
 @cache
-def read_torchvision(classes: int, folder: Path) -> TestPart:
-    """Read the official batches through torchvision, which checks their MD5 before it unpickles them.
+def read_torchvision(classes: int, folder: Path, train: bool = False) -> TestPart:
+    """Read the official test or training part through torchvision, which checks their MD5 before it unpickles them.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def read_torchvision(classes: int, folder: Path) -> TestPart:
             raise DataError(
                 f"{path}: {state}, expected MD5 {md5}; unpack the official {name} python version into {folder}"
             )
-    data = kind(str(folder), train=False, download=False)
+    data = kind(str(folder), train=train, download=False)
     return data.data, np.asarray(data.targets, dtype=np.int64), classes
 
 

@@ -55,3 +55,9 @@ def source_part() -> Part:
 def test_part() -> Part:
     """Return the images [797, 32, 32, 3] (uint8) and labels [797] that streams are made of."""
     return _split()[1]
+
+
+def all_parts() -> Part:
+    """Return all images [1797, 32, 32, 3] (uint8) and labels [1797], for methods that bring no source model."""
+    (source, labels), (test, test_labels) = _split()
+    return np.concatenate([source, test]), np.concatenate([labels, test_labels])

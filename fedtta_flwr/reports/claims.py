@@ -61,14 +61,16 @@ def claims_table(bench: BenchOf) -> Table:
     rows = []
     for finding in findings(bench):
         where = [f"{axis} {point}" for axis, point in finding.better.items() if axis not in finding.claim.better]
-        rows.append([finding.claim.text, ", ".join(where), finding.verdict(), finding.figures()])
+        rows.append(
+            [finding.claim.text, ", ".join(where), finding.verdict(), finding.figures(), f"{len(finding.differences)}"]
+        )
     # Of a claim about cells that are all skipped there is no finding.
     compared = {row[0] for row in rows}
-    rows += [[claim.text, "", "not run", ""] for claim in bench.spec.claims if claim.text not in compared]
+    rows += [[claim.text, "", "not run", "", "0"] for claim in bench.spec.claims if claim.text not in compared]
     return Table(
         "claims",
         "What is claimed, and whether it holds here",
-        ["claim", "where", "verdict", "difference"],
+        ["claim", "where", "verdict", "difference", "seeds"],
         rows,
         labels=3,
         notes=[f"Differences of {bench.spec.score}, {bench.spec.metric} in points, paired by seed: mean ± std."],

@@ -5,11 +5,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fedtta_flwr.errors import ConfigError
 
@@ -38,6 +38,12 @@ class _Seconds(BaseModel):
     total: float
 
 
+class _Memory(BaseModel):
+    client: int | None = None
+    server: int | None = None
+    cuda: int | None = None
+
+
 class Summary(BaseModel):
     """What a report takes from summary.json."""
 
@@ -46,7 +52,7 @@ class Summary(BaseModel):
     accuracy: dict[str, _Accuracy]
     bytes: _Bytes
     seconds: _Seconds
-    memory: dict[str, int | str] | None = None
+    memory: _Memory | None = None
     collaboration: dict[str, float] | None = None
     screened: dict[str, int] = {}
 
@@ -57,6 +63,36 @@ class About(BaseModel):
     config: dict[str, bool | int | float | str]
     clients: list[str]
     rounds: int
+    versions: dict[str, str] = {}
+
+
+class _Cell(BaseModel):
+    id: Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # the name of a folder, not a way to others
+    labels: dict[str, str]
+    seed: int
+
+
+class Bench(BaseModel):
+    """What a report takes from bench.json."""
+
+    spec: dict[str, Any]
+    overrides: dict[str, bool | int | float | str] = {}
+    machine: str = ""
+    started: str = ""
+    cells: list[_Cell]
+
+
+class Line(BaseModel):
+    """What a report takes from a line of rounds.jsonl."""
+
+    round: int
+    collaboration: dict[str, float | None] | None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return where the first fault is, and what, on one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
 
 
 def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
@@ -75,9 +111,7 @@ def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
             f"{path.parent}: no run directory, {path.name} is absent; name a run's or a benchmark's folder"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
-        raise ConfigError(f"{path.parent}: its {path.name} is damaged ({place}: {first['msg']})") from None
+        raise ConfigError(f"{path.parent}: its {path.name} is damaged ({first_fault(error)})") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path.parent}: its {path.name} is damaged ({error})") from None
     return dict(content)
@@ -88,10 +122,12 @@ def read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
     lines = []
     try:
         for text in path.read_text().splitlines():
-            lines.append(json.loads(text))
+            line = json.loads(text)
+            Line.model_validate(line)
+            lines.append(line)
     except FileNotFoundError:
         faults.append(f"{path.name} is absent")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         faults.append(f"{path.name}: line {len(lines) + 1} cannot be read; what follows is left out")
     return lines
 

@@ -13,9 +13,19 @@ STRUCTURE = {
     "within_group": "weight within a group",
     "evenness": "evenness of a row (0: one client, 1: all alike)",
 }
-#: title -> what summary.json says, by which it has to be divided per round, and digits
-COSTS = ("client compute s/round", "server s/round", "transport s/round", "total s/round")
 MiB = 2**20
+#: column -> by what it is divided, digits
+COSTS = {
+    "client s": (1, 3),
+    "server s": (1, 3),
+    "transport s": (1, 3),
+    "total s": (1, 3),
+    "bytes up": (1, 0),
+    "bytes down": (1, 0),
+    "client MiB": (MiB, 0),
+    "server MiB": (MiB, 0),
+    "CUDA MiB": (MiB, 0),
+}
 
 
 def run_tables(run: Run) -> list[Table]:
@@ -60,29 +70,37 @@ def costs(run: Run) -> list[float | None]:
 
 
 def cost_table(runs: dict[str, Sequence[Run]], labels: list[str]) -> Table:
-    """Return what runs cost, the mean of those with one label; the label is split at tabs."""
-    columns = [*labels, *COSTS, "bytes up", "bytes down", "client MiB", "server MiB", "CUDA MiB"]
-    digits = [3, 3, 3, 3, 0, 0, 0, 0, 0]
-    units = [1, 1, 1, 1, 1, 1, MiB, MiB, MiB]
-    rows = []
-    for label, several in runs.items():
-        if not several:
-            continue
-        every = list(zip(*(costs(run) for run in several), strict=True))
-        means = [None if None in values else float(np.mean(values)) for values in every]
-        cells = [number(None if m is None else m / u, d) for m, u, d in zip(means, units, digits, strict=True)]
-        rows.append([*(label.split("\t") if labels else []), *cells])
+    """Return what runs cost, the mean of those with one label; the label is split at tabs.
+
+    A column of which nothing is known, such as a GPU's memory on a CPU, is left out.
+    """
+    rows = [(label.split("\t") if labels else [], _mean_costs(several)) for label, several in runs.items() if several]
+    known = [i for i in range(len(COSTS)) if any(means[i] is not None for _, means in rows)]
+    columns = list(COSTS)
+    body = []
+    for names, means in rows:
+        cells = []
+        for i in known:
+            unit, digits = COSTS[columns[i]]
+            mean = means[i]
+            cells.append(number(None if mean is None else mean / unit, digits))
+        body.append([*names, *cells])
     return Table(
         "costs",
-        "What it costs",
-        columns,
-        rows,
+        "Seconds per round, bytes per client and round, peak memory",
+        [*labels, *(columns[i] for i in known)],
+        body,
         labels=len(labels),
         notes=[
             "Client compute is summed over the clients; transport is the time in which the server waited and no client "
-            "computed. Bytes are those of tensors, per client and round. Memory is the peak of a process."
+            "computed. Bytes are those of tensors. Memory is the peak of a process."
         ],
     )
+
+
+def _mean_costs(runs: Sequence[Run]) -> list[float | None]:
+    columns = [[value for value in values if value is not None] for values in zip(*map(costs, runs), strict=True)]
+    return [float(np.mean(values)) if values else None for values in columns]
 
 
 def _accuracies(run: Run) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from fedtta_flwr.bench.runner import FILE as BENCH
 from fedtta_flwr.bench.runner import cell_folder
@@ -17,8 +18,10 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.reports.mistrust import (
     About,
     Arrays,
+    Bench,
     Summary,
     collaboration_fault,
+    first_fault,
     read_arrays,
     read_lines,
     read_part,
@@ -182,13 +185,15 @@ def read_bench(path: Path) -> BenchOf:
     """
     try:
         about = json.loads((path / BENCH).read_text())
-        spec = make_spec(about["spec"], str(path / BENCH))
-        entries = [(str(c["id"]), dict(c["labels"]), int(c["seed"])) for c in about["cells"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        bench = Bench.model_validate(about)
+        spec = make_spec(bench.spec, str(path / BENCH))
+    except ValidationError as error:
+        raise ConfigError(f"{path / BENCH}: damaged ({first_fault(error)}); run the benchmark again") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path / BENCH}: damaged ({error}); run the benchmark again") from None
     cells = []
-    for name, labels, seed in entries:
-        folder = cell_folder(path, name)
+    for cell in bench.cells:
+        folder = cell_folder(path, cell.id)
         run, fault = None, f"has not been run{_last_words(folder)}"
         if folder.is_dir():
             try:
@@ -198,7 +203,7 @@ def read_bench(path: Path) -> BenchOf:
                 fault = str(error)
             if run is not None and not run.summary.get("finished"):
                 run, fault = None, f"has not finished{_last_words(folder)}"
-        cells.append(CellOf(name, labels, seed, run, fault))
+        cells.append(CellOf(cell.id, cell.labels, cell.seed, run, fault))
     return BenchOf(path, spec, about, cells)
 
 

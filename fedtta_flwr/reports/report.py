@@ -6,22 +6,30 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtta_flwr.config import SCORES
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically
 from fedtta_flwr.reports.figures import Figure, bench_figures, group_name, run_figures
+from fedtta_flwr.reports.heatmap import Matrices
 from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.of_bench import bench_tables
-from fedtta_flwr.reports.of_run import run_tables
-from fedtta_flwr.reports.page import Matrices, Section, page
+from fedtta_flwr.reports.of_run import METRICS, run_tables
+from fedtta_flwr.reports.page import Part, Row, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
 from fedtta_flwr.reports.tables import Table
 
 MOST_MATRICES = 12  # on one page
 MOST_GROUPS = 12  # named one by one
+SAME = 1e-6  # weights that differ by less are the same
+TIME_NOTE = (
+    "Dotted lines mark the shifts: another corruption begins for some clients. Below each figure stands what each "
+    "group of clients saw when; a group are those who see the same corruption at the same time."
+)
 MATRICES_NOTE = (
-    "Row i of W is what client i receives: dark is little, yellow the largest weight of that round. Clients stand in "
-    "the order of their groups, each of which sees the same corruption at a time. In a benchmark, W of the first seed "
-    f"of each method that chooses, and of {MOST_MATRICES} at most."
+    "Row i of W is what client i receives: its weights of all clients' states. In the maps the clients stand group by "
+    "group, with white lines between the groups. The colour goes with the square root of the weight, on one scale for "
+    "all rounds of a map. A benchmark has maps of the first seed of each method whose W changes from round to round, "
+    f"{MOST_MATRICES} at most."
 )
 
 
@@ -41,60 +49,66 @@ def write_report(path: Path, output: Path) -> tuple[Path, list[str]]:
         If the directory holds neither, or `output` cannot be written.
     """
     source = read_bench(path) if is_bench(path) else read_run(path)
+    try:
+        (output / "tables").mkdir(parents=True, exist_ok=True)
+        return output / "report.html", _write_all(source, output)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}") from None
+
+
+def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     tables = bench_tables(source) if isinstance(source, BenchOf) else run_tables(source)
-    faults: list[str] = []
-    figures: list[Figure] = []
+    faults, figures = list[str](), list[Figure]()
     try:
         figures = bench_figures(source) if isinstance(source, BenchOf) else run_figures(source)
     except ConfigError as error:  # no matplotlib: all the rest is as good
         faults.append(str(error))
+    named: list[str] = []  # which a table of the page names already
     if isinstance(source, BenchOf):
-        faults += [f"{cell.id}: {cell.fault}" for cell in source.cells if cell.fault]
+        named = [f"{cell.id}: {cell.fault}" for cell in source.cells if cell.fault]
         heading, facts, matrices = source.spec.title, _bench_facts(source), _bench_matrices(source)
     else:
         faults += source.faults
         heading, facts, matrices = f"Run {source.path.name}", _run_facts(source), _run_matrices(source, "W")
-    sections = _sections(tables, figures, matrices, faults)
-    try:
-        (output / "tables").mkdir(parents=True, exist_ok=True)
-        for table in tables:
-            _write(output / "tables" / f"{table.name}.md", table.markdown())
-            _write(output / "tables" / f"{table.name}.csv", table.csv())
-            _write(output / "tables" / f"{table.name}.tex", table.latex())
-        for figure in figures:
-            write_atomically(output / f"{figure.name}.png", lambda file, png=figure.light: file.write(png))  # type: ignore[misc]
-            write_atomically(output / f"{figure.name}-dark.png", lambda file, png=figure.dark: file.write(png))  # type: ignore[misc]
-        _write(output / "report.html", page(heading, facts, sections))
-    except OSError as error:
-        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}") from None
-    return output / "report.html", faults
+    for table in tables:
+        for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex())):
+            _write(output / "tables" / f"{table.name}.{ending}", text.encode())
+    for figure in figures:
+        _write(output / f"{figure.name}.png", figure.light)
+        _write(output / f"{figure.name}-dark.png", figure.dark)
+    _write(output / "report.html", page(heading, facts, _sections(tables, figures, matrices, faults)).encode())
+    return faults + named
 
 
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
+def _write(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))
 
 
 def _sections(
     tables: Sequence[Table], figures: Sequence[Figure], matrices: Sequence[Matrices], faults: Sequence[str]
 ) -> list[Section]:
     by_name = {table.name: table for table in tables}
-    first = [by_name.pop(name) for name in ("main", "accuracy", "claims") if name in by_name]
-    costs, structure = (by_name.pop(name, None) for name in ("costs", "collaboration"))
-    bars = [figure for figure in figures if figure.name.startswith("bars")]
-    times = [figure for figure in figures if not figure.name.startswith("bars")]
+
+    def tables_of(*names: str) -> list[Table]:
+        return [by_name.pop(name) for name in names if name in by_name]
+
+    def figures_of(*kinds: str) -> list[Figure]:
+        return [figure for figure in figures if figure.name.partition("-")[0] in kinds]
+
+    accuracies, costs, missing = figures_of("accuracy"), tables_of("costs"), tables_of("missing")
+    results: list[Part] = [*tables_of("main", "accuracy"), *([Row(accuracies)] if accuracies else [])]
+    results += tables_of("claims")
+    collaboration: list[Part] = [*tables_of("collaboration"), *figures_of("within", "collaboration")]
+    collaboration += [Row(matrices)] if matrices else []
+    grids = tables_of(*(f"{score}-{metric.replace('_', '-')}" for score in SCORES for metric in METRICS))
+    more: list[Part] = [*([Row(grids)] if grids else []), *by_name.values()]
     return [
-        Section("Results", [*first[:1], *bars, *first[1:]]),
-        Section(
-            "Over time",
-            times,
-            "Dotted lines mark the shifts; below, what each group of clients, who see the same corruption, saw when."
-            if times
-            else "",
-        ),
-        Section("Collaboration", [*([structure] if structure else []), *matrices], MATRICES_NOTE if matrices else ""),
-        Section("Costs", [costs] if costs else []),
-        Section("More tables", list(by_name.values()), folded=True),
-        Section("Not in this report", text="; ".join(faults) if faults else "", parts=[]),
+        Section("Results", results),
+        Section("Over time", figures_of("time"), TIME_NOTE),
+        Section("Collaboration", collaboration, MATRICES_NOTE if matrices else ""),
+        Section("Costs", costs),
+        Section("More tables", more, folded=True),
+        Section("Not in this report", missing, items=faults),
     ]
 
 
@@ -141,8 +155,18 @@ def _run_matrices(run: Run, heading: str) -> list[Matrices]:
     found = run.collaboration()
     if found is None or not len(found["rounds"]) or found["weights"].shape[1] < 2:
         return []
-    order = np.array(list(itertools.chain.from_iterable(run.groups())))
-    return [Matrices(heading, found["rounds"], found["weights"][:, order][:, :, order])]
+    groups = run.groups()
+    order = np.array(list(itertools.chain.from_iterable(groups)))
+    within = {line["round"]: (line["collaboration"] or {}).get("within_group") for line in run.lines}
+    return [
+        Matrices(
+            heading,
+            found["rounds"],
+            found["weights"][:, order][:, :, order],
+            [len(group) for group in groups],
+            {number: value for number, value in within.items() if value is not None},
+        )
+    ]
 
 
 def _bench_matrices(bench: BenchOf) -> list[Matrices]:
@@ -150,7 +174,7 @@ def _bench_matrices(bench: BenchOf) -> list[Matrices]:
     made: list[Matrices] = []
     for column, row in itertools.product(columns, rows):
         for run in bench.runs(row | column)[:1]:
-            heading = f"W, {title(column)} {title(row)}, seed {run.config['seed']}"
+            heading = f"{title(column | row)}, seed {run.config['seed']}"
             # Of a method whose W never changes and never chooses there is nothing to see.
-            made += [m for m in _run_matrices(run, heading) if float(np.ptp(m.weights, axis=0).max()) > 1e-6]
+            made += [m for m in _run_matrices(run, heading) if float(np.ptp(m.weights, axis=0).max()) > SAME]
     return made[:MOST_MATRICES]

@@ -1,4 +1,4 @@
-"""The run directory: config.json, rounds.jsonl, collaboration.npz, timeline.npz and summary.json."""
+"""The run directory: config.json, rounds.jsonl, collaboration.npz, timeline.npz, heads.npz and summary.json."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.reports.interpolation import Interpolation
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.reports.timeline import Timeline
 from fedtta_flwr.strategies.rounds import Counts, Round
@@ -75,6 +76,7 @@ class RunDirectory:
         self._memory: dict[str, int] = {}
         self._clients: tuple[str, ...] = ()
         self._timeline = Timeline(())
+        self._interpolation = Interpolation()
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Write config.json, and a summary that says that nothing is finished."""
@@ -105,6 +107,7 @@ class RunDirectory:
         """Append the previous round's line, which is complete now, and hold this one's back."""
         self.board.add(round_.counts)
         self._timeline.add(round_)
+        self._interpolation.add(round_)
         for who, peak in round_.memory.items():
             self._memory[who] = max(peak, self._memory.get(who, 0))
         if self._held is not None:
@@ -167,6 +170,7 @@ class RunDirectory:
             "memory": self._memory,
             "domains": domains,
         }
+        tensors["heads"], about["heads"] = self._interpolation.snapshot()
         return tensors, about
 
     def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
@@ -181,6 +185,7 @@ class RunDirectory:
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         self._timeline.restore(timeline, about["domains"])
+        self._interpolation.restore(tensors["heads"], about["heads"])
         with np.load(self.path / "collaboration.npz", allow_pickle=False) as file:
             rounds, matrices = file["rounds"], file["weights"]
         for number, matrix in zip(rounds.tolist(), matrices, strict=True):
@@ -241,6 +246,7 @@ class RunDirectory:
             lambda file: np.savez_compressed(file, weights=matrices, rounds=rounds, clients=np.array(self._clients)),
         )
         self._timeline.write(self.path)
+        self._interpolation.write(self.path)
         write_json(self.path / "summary.json", self.summary(finished=finished))
         self._saved = time.monotonic()
 
@@ -248,8 +254,9 @@ class RunDirectory:
 def default_path(config: RunConfig) -> Path:
     """Return a new path in ~/fedtta-runs, named by time and methods."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    adapter, strategy = (name.rpartition(":")[2] for name in (config.adapter, config.strategy))
-    return Path.home() / "fedtta-runs" / f"{stamp}-{strategy}-{adapter}"
+    methods = ("tgfl", config.head) if config.task == "tgfl" else (config.strategy, config.adapter)
+    first, second = (name.rpartition(":")[2] for name in methods)
+    return Path.home() / "fedtta-runs" / f"{stamp}-{first}-{second}"
 
 
 def run_path(config: RunConfig) -> Path:

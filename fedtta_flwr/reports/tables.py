@@ -92,8 +92,8 @@ class Table:
         notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
         title = escape(self.title)
         return (
-            f'<figure><div class=scroll tabindex=0 role=region aria-label="{title}"><table><caption>{title}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{notes}</figure>"
+            f'<figure class={self.name}><div class=scroll tabindex=0 role=region aria-label="{title}">'
+            f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{notes}</figure>"
         )
 
 

@@ -117,6 +117,10 @@ class PersonalizedStrategy(Strategy):
         mixing = mix_ if updates.expendable else mix
         return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
+    def unmixed(self, updates: Updates) -> State:
+        """Return the clients' new states, each [N, *shape], where fewer than the quorum took part: their own."""
+        return updates.state
+
     def memory(self) -> State:
         """Return what the method remembers from round to round, tensors by name; for checkpoints."""
         return {}
@@ -251,7 +255,7 @@ class PersonalizedStrategy(Strategy):
                     len(updates),
                     self.config.quorum,
                 )
-                self._keep(updates.clients, updates.state)
+                self._keep(updates.clients, self.unmixed(updates))
         return None, MetricRecord({"samples": self._round.samples})
 
     def configure_evaluate(

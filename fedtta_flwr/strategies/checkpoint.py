@@ -66,9 +66,16 @@ class Checkpoints:
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
         tensors |= {f"memory/{name}": t for name, t in strategy.memory().items()}
+        first, same = dict[int, str](), dict[str, str]()  # what clients share is written once
         for i, client in enumerate(clients):
-            tensors |= {f"personal/{i}/{name}": t for name, t in strategy.personal[client].items()}
+            for name, t in strategy.personal[client].items():
+                key = f"personal/{i}/{name}"
+                if first.setdefault(id(t), key) == key:
+                    tensors[key] = t
+                else:
+                    same[key] = first[id(t)]
         head = {"round": round_, "run": strategy.run, "code": code_fingerprint(), "clients": clients, "keeper": about}
+        head["same"] = same
         try:
             write_tensors(self.path, tensors, head)
         except OSError as error:
@@ -88,6 +95,7 @@ class Checkpoints:
         self._saved = None
         if about["code"] != code_fingerprint():
             log(logging.WARNING, "%s was written by other code than this: results may differ", self.path)
+        tensors |= {key: tensors[other] for key, other in about["same"].items()}
         groups: dict[str, dict[str, Tensor]] = {"keeper": {}, "memory": {}, "personal": {}}
         for key, t in tensors.items():
             group, _, name = key.partition("/")

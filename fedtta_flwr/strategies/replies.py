@@ -4,13 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtta_flwr.records import (
+    BINS,
     DESCRIPTOR,
+    HEADS,
     INFO,
     SCORES,
     STATE,
+    WEIGHTS,
     arrays_of,
     error_of,
     payload_bytes,
@@ -70,6 +74,7 @@ def _enter(
         found = _updates(reply, info)
         counts = _counts(clients, info, arrays_of(reply.content, SCORES), classes)
         domains = _domains(clients, info)
+        histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
         interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
         rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
         forgot = _names(info, "forgot")
@@ -81,6 +86,7 @@ def _enter(
     intervals.append(interval)
     round_.counts += counts
     round_.domains |= domains
+    round_.interpolation |= histograms
     round_.rolled_back += rolled_back
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += payload_bytes(reply)
@@ -144,6 +150,18 @@ def _domains(clients: Sequence[str], info: ConfigRecord) -> dict[str, frozenset[
     now = _names(info, "domains")
     slots = len(now) // max(1, len(clients))
     return {client: frozenset(now[i * slots : (i + 1) * slots]) - {""} for i, client in enumerate(clients)}
+
+
+def _histograms(
+    clients: Sequence[str], info: ConfigRecord, heads: dict[str, Tensor]
+) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """Return the histograms [BINS] by client and test set, of which a visit predicts one."""
+    if WEIGHTS not in heads:
+        return {}
+    table, sets = heads[WEIGHTS].numpy().astype(np.int64), _names(info, "domains")
+    if table.shape != (len(clients), BINS) or (table < 0).any() or len(sets) != len(clients):
+        raise ValueError(f"weights of the heads have shape {table.shape}, or are negative")
+    return {(client, name): row for client, name, row in zip(clients, sets, table, strict=True) if row.any()}
 
 
 def _names(info: ConfigRecord, key: str) -> list[str]:

@@ -46,6 +46,8 @@ class Round:
         W [N, N], or None for the closing exchange and for a method without one.
     domains : dict of str to frozenset of str
         Client -> the corruptions that it saw.
+    interpolation : dict of (str, str) to ndarray of int64
+        (client, test set) -> how many samples [BINS] gave the global head which weight, in equal bins on [0, 1].
     missing : dict of str to str
         Client -> why it took no part.
     forgot : tuple of str
@@ -66,6 +68,7 @@ class Round:
     weights: Tensor | None = None
     domains: dict[str, frozenset[str]] = field(default_factory=dict)
     counts: list[Counts] = field(default_factory=list)
+    interpolation: dict[tuple[str, str], NDArray[np.int64]] = field(default_factory=dict)
     samples: int = 0
     missing: dict[str, str] = field(default_factory=dict)
     rolled_back: int = 0

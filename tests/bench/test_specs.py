@@ -4,13 +4,14 @@ import itertools
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from fedtta_flwr.bench.spec import Cell, Claim, Labels, Published, Spec, cells, read_spec
+from fedtta_flwr.bench.spec import Cell, Claim, Labels, Published, Spec, cells, make_spec, read_spec
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.registry import ADAPTERS, STRATEGIES
 from fedtta_flwr.run_config import read_overrides
@@ -234,3 +235,22 @@ def test_a_claim_says_whether_its_paper_contradicts_it(path: Path) -> None:
         # "At least so many points"; without a number, as good is not better.
         missed = [gain for gain in gains if gain < claim.by or gain == claim.by == 0]
         assert sorted(said) == sorted(missed), claim.text
+
+
+def test_the_document_lists_them_all() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \| (\d+) \((\d+)\) \| ([\d,]+) \(([\d,]+)\) \|$", text, re.MULTILINE)
+    listed = {name: tuple(int(figure.replace(",", "")) for figure in figures) for name, _, *figures in rows}
+    both = {path.stem: (cells_of(path), cells_of(path, quick=True)) for path in FILES}
+    assert listed == {name: (len(a), len(b), rounds(a), rounds(b)) for name, (a, b) in both.items()}
+
+
+def test_the_example_of_the_document_has_every_key() -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "benchmarks.md").read_text(), re.DOTALL | re.M)
+    table = tomllib.loads(example)
+    spec = make_spec(table, "example")
+    assert table.keys() == Spec.model_fields.keys()
+    assert {key for entry in table["published"] for key in entry} == Published.model_fields.keys()
+    assert {key for entry in table["claims"] for key in entry} == Claim.model_fields.keys()
+    assert len(cells(spec, {})) == 3 * (2 * 3 - 2)
+    assert len(cells(spec, {}, quick=True)) == 2 * 3 - 2

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
 from PIL import Image
 
 from fedtta_flwr.reports.report import write_report
@@ -107,7 +109,7 @@ def test_light_and_dark(opened: Callable[..., Any], scheme: str) -> None:
     head = _colour(page, "thead th", "backgroundColor")
     assert _contrast(_colour(page, "thead th", "color"), head) > 4.5
     shown = page.eval_on_selector_all("img", "all => all.map(e => [e.currentSrc, e.naturalWidth, e.alt])")
-    assert len(shown) == 2
+    assert len(shown) == 3
     for source, width, alternative in shown:
         assert width > 0
         assert len(alternative) > 20
@@ -121,8 +123,10 @@ def test_the_slider_shows_w_round_by_round(opened: Callable[..., Any], run: Path
     page = opened()
     with np.load(run / "collaboration.npz") as file:
         rounds, weights = file["rounds"], file["weights"]
+    lines = map(json.loads, (run / "rounds.jsonl").read_text().splitlines())
+    within = [line["collaboration"]["within_group"] for line in lines]
     order = [0, 2, 1, 3]  # group by group
-    slider, canvas = page.get_by_role("slider"), page.locator("canvas")
+    slider, canvas = page.get_by_role("slider"), page.locator("canvas[role=img]")
     assert slider.get_attribute("aria-describedby") == canvas.get_attribute("aria-labelledby")
     slider.focus()
     seen = []
@@ -131,13 +135,17 @@ def test_the_slider_shows_w_round_by_round(opened: Callable[..., Any], run: Path
             page.keyboard.press("ArrowRight")
         w = weights[k][np.ix_(order, order)]
         seen.append(drawn(canvas))
-        bright = np.frombuffer(seen[-1], dtype=np.uint8).reshape(4, 4, 3)[..., 1]  # green grows with the weight
+        colours = np.frombuffer(seen[-1], dtype=np.uint8).reshape(4, 4, 3)
+        scale = colormaps["viridis"](np.sqrt(w / weights.max()))[..., :3]  # one for all rounds
+        assert np.abs(colours - 255 * scale).max() < 20  # the page has nine stops of it
+        bright = colours[..., 1]  # green grows with the weight
         assert (np.argsort(bright.ravel(), kind="stable")[-1]) in np.flatnonzero(w.ravel() > w.max() - 0.01)
         for i in range(16):
             for j in range(16):
                 if w.flat[i] > w.flat[j] + 0.02:
                     assert bright.flat[i] > bright.flat[j]
-        assert f"round {number}, largest weight {w.max():.3f}" == page.locator("output").text_content()
+        text = f"round {number}, largest weight {w.max():.3f}, within groups {within[k]:.3f}"
+        assert text == page.locator("output").text_content()
         assert slider.get_attribute("aria-valuetext") == page.locator("output").text_content()
     assert len(set(seen)) > 1
     page.keyboard.press("Home")
@@ -189,7 +197,7 @@ def test_structure(opened: Callable[..., Any]) -> None:
     for table in page.locator("table").all():
         assert table.locator("caption").text_content()
         assert table.locator("thead th:not([scope=col]), tbody th:not([scope=row])").count() == 0
-    assert page.locator("canvas").evaluate(
+    assert page.locator("canvas[role=img]").evaluate(
         "e => document.getElementById(e.getAttribute('aria-labelledby')).textContent"
     )
 
@@ -236,9 +244,11 @@ def listening() -> Iterator[tuple[str, set[str]]]:
 
 
 def drawn(canvas: Any) -> bytes:
-    """Return the pixels of a canvas, [N, N, 3]."""
+    """Return the pixels in the middle of the squares of a map of 4 clients, [4, 4, 3]."""
     png = canvas.evaluate("c => c.toDataURL()").partition(",")[2]
-    return Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB").tobytes()
+    picture = np.array(Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"))
+    step = len(picture) // 4
+    return picture[step // 2 :: step, step // 2 :: step].tobytes()
 
 
 def _colour(page: Any, selector: str, key: str) -> list[float]:

@@ -1,5 +1,6 @@
 """Figures: colours, and what is left when something cannot be drawn."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtta_flwr.reports import figures
+from fedtta_flwr.reports import drawing, figures
 from fedtta_flwr.reports.figures import run_figures
 from fedtta_flwr.reports.read import read_run
 
 
 def test_twenty_colours_differ() -> None:
-    assert len({tuple(figures._colour(i)) for i in range(20)}) == 20
+    assert len({tuple(drawing.colour(i)) for i in range(20)}) == 20
 
 
 def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
@@ -27,10 +28,36 @@ def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Pa
     np.savez_compressed(path / "timeline.npz", **arrays)
     run = read_run(path)
     assert len(run.groups()) == 3
-    (figure,) = run_figures(run)
-    assert figure.text == "Accuracy of client-01, client-02 and 1 more round by round"
+    figure, w = run_figures(run)
+    assert figure.title == "post over time, by group"
+    assert re.findall(r"(client-0\d.*?) mean", figure.text) == ["client-01", "client-02 and 1 more"]
+    assert w.title == "W over time"
     monkeypatch.setattr(figures, "MOST_GROUPS", 2)
-    (figure,) = run_figures(run)
-    assert figure.text == "Accuracy of all clients round by round"
+    figure, _ = run_figures(run)
+    assert figure.title == "post over time"
+    assert figure.text.startswith("post over time, accuracy in %: all clients mean ")
     assert figure.light.startswith(b"\x89PNG")
     assert figure.light != figure.dark
+
+
+def test_long_curves_are_averaged_evenly() -> None:
+    x, y = figures._thinned(np.arange(1.0, 401.0), np.arange(400.0) ** 2)
+    assert len(x) == 134  # of three rounds each, and one
+    assert x[:2].tolist() == [2, 5]
+    assert y[1] == (9 + 16 + 25) / 3
+    assert (x[-1], y[-1]) == (400, 399**2)
+
+
+def test_the_mean_of_seeds_is_of_those_that_went_as_far() -> None:
+    long, short = np.arange(4), np.arange(3)
+    x, y = figures._mean([(short, np.zeros(3)), (long, np.full(4, 2.0)), (long, np.full(4, 4.0))])
+    assert x.tolist() == [0, 1, 2, 3]
+    assert y.tolist() == [3.0] * 4
+
+
+def test_w_over_time_is_that_of_the_lines(run_local: Callable[..., Any]) -> None:
+    run = read_run(run_local(scores="post").path)
+    x, y = figures._of_lines(run, "within_group")
+    assert x.tolist() == [1, 2, 3, 4]
+    assert y.tolist() == [line["collaboration"]["within_group"] for line in run.lines]
+    assert run_figures(run)[-1].name == "collaboration"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.reports.read import read_run, shifts
+from fedtta_flwr.reports.read import read_bench, read_run, shifts
 from fedtta_flwr.reports.report import write_report
 
 
@@ -158,3 +158,31 @@ def test_names_from_outside_are_only_names(copy: Path) -> None:
     assert (copy / "report" / "time-post.png").exists()
     assert "alert(1)&lt;/script&gt;" in text
     assert not any(name in text for name in names[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"cells": [{"id": "../../elsewhere", "labels": {}, "seed": 0}]}, "cells.0.id"),
+        ({"cells": [{"id": "..", "labels": {}, "seed": 0}]}, "cells.0.id"),
+        ({"cells": [{"id": "a", "labels": {}}]}, "cells.0.seed"),
+        ({"overrides": ["x"]}, "overrides"),
+        ({"spec": {}}, "name: Field required"),
+    ],
+)
+def test_a_benchmark_that_none_has_written(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
+    """Also one whose cells lie outside it, of which not even a log is read."""
+    spec = {"name": "a", "title": "A", "rows": ["s"], "columns": [], "seeds": [0], "axes": {"s": {"x": {}}}}
+    good = {"spec": spec, "cells": [{"id": "x.seed0", "labels": {"s": "x"}, "seed": 0}]}
+    (tmp_path / "bench.json").write_text(json.dumps(good))
+    assert [(cell.run, cell.fault) for cell in read_bench(tmp_path).cells] == [(None, "has not been run")]
+    (tmp_path / "bench.json").write_text(json.dumps(good | change))
+    with pytest.raises(ConfigError, match=fault) as error:
+        read_bench(tmp_path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_memory_that_is_no_number(copy: Path) -> None:
+    edit(copy / "summary.json", lambda summary: summary.update(memory={"client": "much"}))
+    with pytest.raises(ConfigError, match=r"damaged \(memory\.client"):
+        read_run(copy)

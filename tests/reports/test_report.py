@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtta_flwr import cli
 from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
 from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.errors import ConfigError
@@ -130,6 +131,7 @@ def test_claims(bench: Path, written: Path) -> None:
     assert found[2]["verdict"] == "does not hold"
     assert found[3]["verdict"] == "not run"
     assert found[3]["difference"] == ""
+    assert [row["seeds"] for row in found] == ["2", "2", "2", "0"]
 
 
 def test_what_is_missing_is_named(written: Path) -> None:
@@ -155,10 +157,10 @@ def test_costs(bench: Path, written: Path) -> None:
     row = next(r for r in table(written, "costs") if (r["setting"], r["strategy"]) == ("IID", "FedAvg"))
     summaries = [json.loads((cell_folder(bench, f"IID.FedAvg.seed{s}") / "summary.json").read_text()) for s in (0, 1)]
     per_round = statistics.mean(s["seconds"]["client"] / s["rounds"] for s in summaries)
-    assert float(row["client compute s/round"]) == pytest.approx(per_round, abs=0.0006)
+    assert float(row["client s"]) == pytest.approx(per_round, abs=0.0006)
     assert float(row["bytes up"]) == pytest.approx(summaries[0]["bytes"]["up"], abs=0.6)
     assert float(row["client MiB"]) > 100
-    assert row["CUDA MiB"] == ""
+    assert "CUDA MiB" not in row  # there is none
 
 
 def test_the_page_is_one_file_and_escaped(written: Path) -> None:
@@ -168,7 +170,7 @@ def test_the_page_is_one_file_and_escaped(written: Path) -> None:
     assert not re.search(r"(src|href|srcset)=\"(?!data:|#)", page)
     assert "default-src 'none'" in page
     names = {path.name for path in written.iterdir()}
-    assert {"bars-1.png", "bars-1-dark.png", "time-1.png", "time-2-dark.png"} <= names
+    assert {"accuracy-1.png", "accuracy-1-dark.png", "within-1.png", "time-1.png", "time-2-dark.png"} <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.glob("*.png"))
 
 
@@ -235,3 +237,31 @@ def test_a_place_that_cannot_be_written(bench: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be written"):
         write_report(bench, tmp_path / "file" / "out")
     assert len(read_bench(bench).cells) == 10
+
+
+def test_the_command(
+    bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes into the directory itself, may do so again, and a report in it is no part of the next one."""
+    folder = tmp_path / "run"
+    shutil.copytree(cell_folder(bench, "NIID.Local.seed0"), folder)
+    texts = []
+    for _ in range(2):
+        assert call(monkeypatch, "report", str(folder)) == 0
+        assert capsys.readouterr().out.split() == [str(folder / "report" / "report.html")]
+        texts.append((folder / "report" / "report.html").read_text())
+    assert texts[0] == texts[1]
+    assert not list((folder / "report").rglob(".*"))  # nothing half written is left
+    (folder / "timeline.npz").unlink()
+    assert call(monkeypatch, "report", str(folder), "--output", str(tmp_path / "other")) == 0
+    assert "not in the report: timeline.npz is absent" in capsys.readouterr().out
+    assert "<li>timeline.npz is absent</li>" in (tmp_path / "other" / "report.html").read_text()
+    assert call(monkeypatch, "report", str(tmp_path / "nowhere")) == 2
+    assert "no run directory, config.json is absent" in capsys.readouterr().err
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["fedtta", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)

@@ -1,0 +1,230 @@
+"""Training of the two-head task: the shared part, the personal head, and what a client keeps of its training part.
+
+Everything here is a client's own work on its own labelled images; what is averaged over clients is `TwoHeads.shared`
+and the statistics that `fedtta_flwr.heads.base.SHARED` names.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtta_flwr.adaptation.entropy import entropy
+from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.heads.base import Fitted, Recipe
+from fedtta_flwr.models.base import Classifier
+
+#: one pass over a client's images: called for each, it yields x [B, C, H, W] in [0, 1] and labels [B]
+Epoch = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Step size, momentum and L2 coefficient of stochastic gradient descent; BTFL's values."""
+
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 5e-4
+
+    def over(self, *modules: nn.Module) -> torch.optim.Optimizer:
+        """Return an optimiser, without a past, of the modules' parameters."""
+        parameters = [p for module in modules for p in module.parameters()]
+        return torch.optim.SGD(
+            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+class TwoHeads(nn.Module):
+    """An extractor with a global and a personal head, both linear and without bias.
+
+    Parameters
+    ----------
+    model : Classifier
+        Its features are the extractor's, its head's weights those that both heads begin with. Taken over.
+    recipe : Recipe
+        Whether there is a head for rotations, and what is shared.
+
+    Raises
+    ------
+    ConfigError
+        If the model's head is not linear.
+    """
+
+    def __init__(self, model: Classifier, recipe: Recipe) -> None:
+        super().__init__()
+        if not isinstance(model.head, nn.Linear):
+            raise ConfigError(
+                f"model {type(model).__name__}: its head is {type(model.head).__name__}; allowed with two heads: Linear"
+            )
+        weight = model.head.weight.detach()
+        classes, width = weight.shape
+        self.recipe = recipe
+        self.global_head, self.personal_head = (nn.Linear(width, classes, bias=False) for _ in range(2))
+        with torch.no_grad():
+            self.global_head.weight.copy_(weight)
+            self.personal_head.weight.copy_(weight)
+        self.rotation_head = nn.Linear(width, 4, bias=False) if recipe.rotation else None
+        if self.rotation_head is not None:
+            nn.init.zeros_(self.rotation_head.weight)  # draws nothing, and zeros break no symmetry of a linear map
+        model.head = nn.Identity()
+        self.extractor: nn.Module = model
+        self.eval()
+
+    def shared(self) -> dict[str, Tensor]:
+        """Return what is averaged over clients, by name: live tensors, no integers, never the personal head."""
+        kept = ("personal_head", "global_head") if self.recipe.heads == "fedrep" else ("personal_head",)
+        return {name: t for name, t in self.state_dict().items() if t.is_floating_point() and not name.startswith(kept)}
+
+    @torch.no_grad()
+    def load_shared(self, state: Mapping[str, Tensor]) -> None:
+        """Install a mean of `shared`.
+
+        Raises
+        ------
+        CheckpointError
+            If a name or shape differs.
+        """
+        live = self.shared()
+        shapes = {name: list(t.shape) for name, t in live.items()}
+        given = {name: list(t.shape) for name, t in state.items()}
+        if shapes != given:
+            differing = sorted(n for n in shapes.keys() | given.keys() if shapes.get(n) != given.get(n))
+            raise CheckpointError(
+                f"shared part: {len(given)} tensors, expected {len(shapes)}; first that differ: "
+                f"{', '.join(differing[:3])}"
+            )
+        for name, t in live.items():
+            t.copy_(state[name])
+
+
+def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: Tensor) -> None:
+    """Train what is shared on one client's images; what else learns meanwhile is the recipe's matter.
+
+    Parameters
+    ----------
+    net : TwoHeads
+        Changed in place.
+    batches : Epoch
+        The client's training part.
+    epochs : int
+        Passes. FedRep: all but the last train the personal head, the last the extractor.
+    sgd : SGD
+        The optimiser.
+    counts : Tensor
+        [K], the client's images of each class, for the balanced softmax.
+    """
+    recipe = net.recipe
+    if recipe.heads == "fedrep":
+        personalise(net, batches, epochs - 1, sgd)
+        optimizer = sgd.over(net.extractor)
+        epochs = 1
+    else:
+        heads = [net.global_head] if net.rotation_head is None else [net.global_head, net.rotation_head]
+        if recipe.heads == "fedrod":
+            heads.append(net.personal_head)
+        optimizer = sgd.over(net.extractor, *heads)
+    net.extractor.train()
+    try:
+        for _ in range(epochs):
+            for x, labels in batches():
+                optimizer.zero_grad(set_to_none=True)
+                _loss(net, x, labels, counts).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    finally:
+        net.eval()
+        net.zero_grad(set_to_none=True)
+
+
+def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:
+    """Train the personal head alone by cross-entropy, over the extractor as it is."""
+    optimizer = sgd.over(net.personal_head)
+    net.eval()
+    for _ in range(epochs):
+        for x, labels in batches():
+            with torch.no_grad():
+                z = net.extractor(x)
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(_personal(net, z), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    net.zero_grad(set_to_none=True)
+
+
+def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits [B, K] raised by the log class counts [K] (Ren et al., NeurIPS 2020).
+
+    A class that the client has no image of takes no part.
+    """
+    return F.cross_entropy(logits + counts.to(logits).log(), labels)
+
+
+def turn(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return square images [B, C, H, H], the b-th by b mod 4 quarters of a turn, and how many quarters, [B]."""
+    quarters = torch.arange(len(x), device=x.device) % 4
+    turned = x.clone()
+    for q in range(1, 4):
+        turned[q::4] = x[q::4].rot90(q, dims=(-2, -1))
+    return turned, quarters
+
+
+def bits(features: Tensor) -> Tensor:
+    """Return BTFL's bits (eq. 5), bool: round(tanh(relu(z))) = 1 where z is above atanh(1/2)."""
+    return features > 0.5493061443340549
+
+
+@torch.no_grad()  # not inference mode: a predictor may compute gradients with them
+def statistics(net: TwoHeads, batches: Epoch, needs: Collection[str]) -> dict[str, Tensor]:
+    """Make one pass and return the needed statistics of `Fitted` that a client can make alone."""
+    net.eval()
+    features, labels = (torch.cat(part) for part in zip(*((net.extractor(x), y) for x, y in batches()), strict=True))
+    makers: dict[str, Callable[[], Tensor]] = {
+        "dle-personal": lambda: (~bits(features)).float().mean(0, dtype=torch.float64).float(),
+        "entropy-personal": lambda: entropy(net.personal_head(features)).mean(),
+        "entropy-global": lambda: entropy(net.global_head(features)).mean(),
+        "feature-personal": lambda: features.mean(0),
+        "features": lambda: features,
+        "labels": lambda: labels,
+    }
+    if net.rotation_head is not None:
+        makers["rotation-head"] = net.rotation_head.weight.detach().clone
+    return {name: make() for name, make in makers.items() if name in needs}
+
+
+def fitted(net: TwoHeads, found: Mapping[str, Tensor]) -> Fitted:
+    """Return what a predictor is made from; it owns the extractor from here on.
+
+    Parameters
+    ----------
+    net : TwoHeads
+        Trained.
+    found : Mapping[str, Tensor]
+        The client's `statistics` and those of all clients.
+    """
+    shared, own = (head.weight.detach().clone() for head in (net.global_head, net.personal_head))
+    return Fitted(net.extractor, shared, own, dict(found))
+
+
+def _personal(net: TwoHeads, z: Tensor) -> Tensor:
+    """Return the logits [B, K] by which the personal head learns, from features that it does not change."""
+    logits: Tensor = net.personal_head(z)
+    return logits + net.global_head(z).detach() if net.recipe.heads == "fedrod" else logits
+
+
+def _loss(net: TwoHeads, x: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    recipe = net.recipe
+    z = net.extractor(x)
+    if recipe.heads == "fedrep":
+        loss = F.cross_entropy(net.personal_head(z), labels)
+    elif recipe.loss == "balanced":
+        loss = balanced_softmax(net.global_head(z), labels, counts)
+    else:
+        loss = F.cross_entropy(net.global_head(z), labels)
+    if recipe.heads == "fedrod":
+        loss = loss + F.cross_entropy(_personal(net, z.detach()), labels)
+    if recipe.sparsity:
+        loss = loss + recipe.sparsity * z.abs().sum(dim=1).mean()
+    if net.rotation_head is not None:
+        turned, quarters = turn(x)
+        loss = loss + F.cross_entropy(net.rotation_head(net.extractor(turned)), quarters)
+    return loss

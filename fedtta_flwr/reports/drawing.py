@@ -1,0 +1,151 @@
+"""How the figures of a report are drawn: matplotlib, once for light and once for dark pages, on nothing."""
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.reports.read import shifts
+
+INK = {False: "#1f2328", True: "#e6edf3"}  # by darkness of the page
+FAINT = {False: "#8c959f", True: "#6e7681"}
+MOST_SHIFTS = 60  # more dotted lines than these hide the curves
+WIDE, NARROW = 9.6, 5.2  # inches
+PERCENT, SHARE = "accuracy in %", "share, from 0 to 1"
+
+Curve = tuple[NDArray[Any], NDArray[Any]]  # rounds, values
+Draw = Callable[[Any, bool], None]  # on a matplotlib Figure, for a dark page
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Which corruption each group of clients saw when.
+
+    Attributes
+    ----------
+    domain : ndarray
+        [groups, rounds], indices into `domains`; -1 = none.
+    """
+
+    domain: NDArray[Any]
+    domains: list[str]
+    groups: list[str]
+
+
+def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
+    """Return a drawing of `size` in inches as PNG.
+
+    Raises
+    ------
+    ConfigError
+        If matplotlib is absent.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure as Canvas
+    except ImportError:
+        raise ConfigError("figures need matplotlib; pip install 'fedtta-flwr[plots]'") from None
+    ink = INK[dark]
+    settings: dict[Any, Any] = {f"{part}.color": ink for part in ("text", "xtick", "ytick")}
+    settings |= {"axes.labelcolor": ink, "axes.edgecolor": FAINT[dark], "axes.facecolor": "none", "font.size": 9}
+    settings |= {"axes.spines.top": False, "axes.spines.right": False, "legend.labelcolor": ink}
+    settings |= {"text.parse_math": False}  # names come from outside
+    with rc_context(settings):
+        canvas = Canvas(figsize=size, layout="constrained")
+        draw(canvas, dark)
+        output = io.BytesIO()
+        canvas.savefig(output, format="png", dpi=160, transparent=True)
+    return output.getvalue()
+
+
+def dots(
+    names: Sequence[str], values: Sequence[Sequence[float]], marks: Sequence[float | None], colours: Sequence[int]
+) -> Draw:
+    """Draw means with the spread of their values, beside marks; the axis need not begin at 0."""
+
+    def draw(canvas: Any, dark: bool) -> None:
+        axes = canvas.add_subplot()
+        means = [float(np.mean(several)) for several in values]
+        for i, (mean, several) in enumerate(zip(means, values, strict=True)):
+            spread = float(np.std(several, ddof=1)) if len(several) > 1 else None
+            axes.errorbar(
+                mean, i, xerr=spread, fmt="o", color=colour(colours[i]), markersize=7, capsize=3, elinewidth=1.6
+            )
+            axes.annotate(
+                f"{mean:.1f}", (mean, i), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=INK[dark]
+            )
+        known = [(mark, i) for i, mark in enumerate(marks) if mark is not None]
+        if known:
+            x, y = zip(*known, strict=True)
+            axes.scatter(x, y, marker="D", s=26, facecolors="none", edgecolors=INK[dark], zorder=3, label="published")
+            axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, borderpad=0)
+        axes.margins(x=0.1)
+        axes.set_ylim(len(names) - 0.5, -0.75)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(axis="both", color=FAINT[dark], alpha=0.3, linewidth=0.5)
+        axes.set_xlabel(PERCENT)
+
+    return draw
+
+
+def lines(
+    names: Sequence[str], curves: Sequence[Curve], strip: Strip | None, colours: Sequence[int], label: str
+) -> Draw:
+    """Draw curves over the rounds; below, which corruption was seen when, and dotted lines at the shifts."""
+
+    def draw(canvas: Any, dark: bool) -> None:
+        below = 0.09 * len(strip.groups) if strip else 0
+        parts = canvas.subplots(2, 1, sharex=True, height_ratios=[1, below]) if strip else [canvas.add_subplot()]
+        for i, (name, (x, y)) in enumerate(zip(names, curves, strict=True)):
+            style = "-" if colours[i] < 20 else "--"
+            parts[0].plot(x, y, style, color=colour(colours[i]), label=name, linewidth=1.4)
+        parts[0].set_ylabel(label)
+        if label == SHARE:
+            parts[0].set_ylim(-0.02, 1.02)
+        parts[0].grid(color=FAINT[dark], alpha=0.3, linewidth=0.5)
+        columns = min(len(names), 4)
+        parts[0].legend(frameon=False, fontsize=8, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        parts[-1].set_xlabel("round")
+        if strip is None:
+            return
+        marks = np.flatnonzero(shifts(strip.domain.T).any(axis=1)) + 0.5
+        for mark in marks if len(marks) <= MOST_SHIFTS else []:
+            parts[0].axvline(mark, color=FAINT[dark], linewidth=0.8, linestyle=":")
+        _draw_strip(parts[1], strip)
+
+    return draw
+
+
+def lines_size(strip: Strip | None) -> tuple[float, float]:
+    """Return the size of `lines` in inches."""
+    return (WIDE, 4.0 + (0.34 * len(strip.groups) if strip else 0))
+
+
+def _draw_strip(axes: Any, strip: Strip) -> None:
+    rounds = strip.domain.shape[1]
+    for g, row in enumerate(strip.domain):
+        edges = [0, *(np.flatnonzero(row[1:] != row[:-1]) + 1).tolist(), rounds]
+        for start, end in itertools.pairwise(edges):
+            if row[start] < 0:
+                continue
+            width = end - start
+            axes.barh(g, width, left=start + 0.5, height=0.86, color=colour(int(row[start])), alpha=0.55)
+            if width / rounds > 0.045:  # long enough for a word
+                name = strip.domains[row[start]].replace("_", " ")
+                size = 7 if width / rounds > 0.012 * len(name) else 5.5
+                axes.text(start + 0.5 + width / 2, g, name.replace(" ", "\n"), ha="center", va="center", fontsize=size)
+    axes.set_yticks(range(len(strip.groups)), strip.groups, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(0.5, rounds + 0.5)
+
+
+def colour(index: int) -> Any:
+    """Return the colour of a curve: ten colours, then the same ten paler; tab20 has them in turns."""
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](2 * index % 20 + index % 20 // 10)

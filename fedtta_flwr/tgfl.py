@@ -1,0 +1,260 @@
+"""The visit of a client with two heads: train, measure, or predict a test set, as the round's number says.
+
+Of a client's own work `Memory` keeps the heads that are not shared and, once measured, the statistics of its training
+part. A process keeps what belongs to no client: the network, the images and how they are shared out (`HeadBench`).
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord
+from torch import Tensor
+
+from fedtta_flwr import cpu
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.btgfl import SETS
+from fedtta_flwr.data.build import open_benchmark
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.heads.base import SHARED, Predictor
+from fedtta_flwr.heads.training import SGD, Epoch, TwoHeads, fitted, personalise, statistics, train_shared
+from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.models import MODELS, build
+from fedtta_flwr.models.base import Classifier
+from fedtta_flwr.models.checkpoints import load
+from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
+from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
+from fedtta_flwr.registry import HEADS, resolve
+from fedtta_flwr.seeding import derive_seed, torch_rng
+from fedtta_flwr.visited import Visited, hits
+from fedtta_flwr.workbench import choose_device, fingerprint_of
+
+#: data set -> mean and standard deviation of its channels, for the input normalisation; others have the last line's
+NORMALISATION: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "": ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+}
+EVERYONE = 2.0**40  # clients of a mean that leaving oneself out does not change: where one is not in it
+OWN_HEADS = ("personal_head.", "global_head.")
+FEW = 256  # images of a pass that only measures
+
+
+class HeadBench:
+    """What a process keeps between visits because it belongs to no client.
+
+    Parameters
+    ----------
+    config : RunConfig
+        With ``task = "tgfl"``.
+
+    Raises
+    ------
+    ConfigError, DataError, CheckpointError
+        As `open_benchmark`; or model or head cannot be used.
+    """
+
+    rolled_back = 0  # nobody takes a step back here
+
+    def __init__(self, config: RunConfig) -> None:
+        cpu.prepare(config.threads)
+        self.config = config
+        self.device = choose_device(config.device)
+        self.data = open_benchmark(config)
+        self.classes = self.data.classes
+        method = resolve("head", config.head, HEADS)
+        if not (isinstance(method, type) and issubclass(method, Predictor)):
+            raise ConfigError(f"head = {config.head!r}: no subclass of fedtta_flwr.heads.base.Predictor; make it one")
+        self.method: type[Predictor] = method
+        self.options = config.options(config.head)
+        recipe = self.method.recipe(self.options)
+        self.net = TwoHeads(_begin(config, self.classes), recipe).to(self.device)
+        self.fingerprint = fingerprint_of(self.net)
+        #: where every client begins
+        self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}
+        #: of the node whose message is being served; a process may serve several
+        self.node_config: Mapping[str, object] = {}
+
+    @property
+    def measured(self) -> list[str]:
+        """Of the statistics that the method needs, those that clients send, in the order of their descriptor."""
+        return [own for own, mean in SHARED.items() if mean in self.method.needs]
+
+    def slots(self, client: str) -> int:
+        """Return the number of rounds, which is the same for every client."""
+        return len(phases(self.config))
+
+    def adapted_state(self) -> dict[str, Tensor]:
+        """Return what a client receives: what is shared, the mean of what was measured, and of how many clients."""
+        width = self.net.personal_head.in_features
+        none = {STATISTICS: torch.zeros(len(self.measured) * width), CLIENTS: torch.zeros(())}
+        return {name: t.clone() for name, t in self.net.shared().items()} | none
+
+    def sgd(self) -> SGD:
+        """Return the optimiser of a run."""
+        table = self.config.tgfl
+        return SGD(table.learning_rate, table.momentum, table.weight_decay)
+
+
+def visit_heads(
+    bench: HeadBench,
+    client: str,
+    request: ConfigRecord,
+    received: dict[str, Tensor] | None,
+    memory: Memory,
+) -> Visited:
+    """One client's visit: what the round's phase asks for, from what was received and what is remembered."""
+    config, net, result = bench.config, bench.net, Visited()
+    number = int(request["round"])  # type: ignore[arg-type]
+    phase = phase_of(config, number)
+    resumed = client in request["resuming"]  # type: ignore[operator]
+    known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
+    result.forgot = known is None and number > 1
+    shared = {name: t for name, t in (received or {}).items() if name not in (STATISTICS, CLIENTS)}
+    net.load_state_dict(bench.initial)
+    if shared:
+        net.load_shared(shared)
+    parts = {part: from_arrays(record) for part, record in (known.parts if known is not None else {}).items()}
+    if "heads" in parts:
+        net.load_state_dict(parts["heads"], strict=False)
+    elif "global_head.weight" in shared:
+        net.personal_head.load_state_dict({"weight": shared["global_head.weight"]})
+    own = parts.get("statistics", {})
+    if phase == TRAIN:
+        _train(bench, client, number, result)
+        own = {}
+    elif not own:  # it is the round for that, or the client has missed it
+        _personalise(bench, client, number)
+        own = statistics(net, in_order(bench, client), _alone(bench))
+    if phase == MEASURE:
+        result.samples = len(bench.data.training(client)[1])
+        result.descriptor = torch.cat([torch.zeros(0), *(own[name].cpu() for name in bench.measured)])
+    elif phase != TRAIN:
+        _predict(bench, client, phase, own, received or bench.adapted_state(), result)
+    remembered = {"heads": _own_heads(net)} | ({"statistics": own} if own else {})
+    result.memory = Remembered((number, -1, number), {part: to_arrays(state) for part, state in remembered.items()})
+    return result
+
+
+def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
+    """Train on the client's images: the personal head on what was received, then what is shared."""
+    if bench.net.recipe.heads == "apart":
+        _personalise(bench, client, round_)
+    _, y = bench.data.training(client)
+    counts = torch.bincount(torch.from_numpy(y), minlength=bench.classes).to(bench.device)
+    epochs = bench.config.tgfl.epochs
+    train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
+    result.samples, result.state = len(y), {name: t.clone() for name, t in bench.net.shared().items()}
+
+
+def _personalise(bench: HeadBench, client: str, round_: int) -> None:
+    epochs = bench.config.tgfl.personal_epochs
+    personalise(bench.net, shuffled(bench, client, round_, "personal"), epochs, bench.sgd())
+
+
+def _predict(
+    bench: HeadBench, client: str, name: str, own: Mapping[str, Tensor], received: Mapping[str, Tensor], result: Visited
+) -> None:
+    """Predict one of the client's test sets in order, and count what was right."""
+    images, y = bench.data.test(client, name)
+    x, labels = images.to(bench.device), torch.from_numpy(y).to(bench.device)
+    found = {key: t.to(bench.device) for key, t in own.items()} | _of_all(bench, received)
+    if images_of := bench.method.needs & {"features", "labels"}:
+        found |= statistics(bench.net, in_order(bench, client), images_of)
+    net = deepcopy(bench.net)  # the predictor may tune it
+    predictor: Predictor = bench.method(fitted(net, found), bench.options)
+    predictor.identity = (bench.config.seed, client)
+    predictor.reset()
+    probabilities, weights = [], []
+    for batch in torch.split(x, bench.config.batch_size):
+        probabilities.append(predictor.predict(batch))
+        if predictor.weights is not None:
+            weights.append(predictor.weights)
+    result.domains.append(name)
+    result.count("seen", torch.bincount(labels, minlength=bench.classes))
+    result.count("tta", hits(torch.cat(probabilities), labels, bench.classes))
+    with torch.inference_mode():
+        alone = {"source": bench.net.global_head, "local": bench.net.personal_head}
+        if "global_head.weight" not in bench.net.shared():
+            del alone["source"]  # FedRep trains none
+        for score, head in alone.items():
+            if score in bench.config.score_names():
+                logits = torch.cat([head(bench.net.extractor(batch)) for batch in torch.split(x, FEW)])
+                result.count(score, hits(logits, labels, bench.classes))
+    if weights:
+        result.histogram = torch.histc(torch.cat(weights).float().cpu(), BINS, 0.0, 1.0).to(torch.int32)
+
+
+def _of_all(bench: HeadBench, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what was measured as the mean of all clients, by the names that predictors know."""
+    names = [SHARED[own] for own in bench.measured]
+    number = float(received[CLIENTS]) or EVERYONE
+    means = received[STATISTICS].to(bench.device).reshape(len(names), -1) if names else ()
+    return dict(zip(names, means, strict=True)) | {"clients": torch.tensor(number, device=bench.device)}
+
+
+def _alone(bench: HeadBench) -> set[str]:
+    """Return the statistics that a client makes once and remembers; its images' features are made when needed."""
+    return {*bench.method.needs, *bench.measured} - {"features", "labels"}
+
+
+def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
+    """Return passes over a client's training part, each in an order of its own."""
+    images, y = bench.data.training(client)
+    x, labels = images.to(bench.device), torch.from_numpy(y).to(bench.device)
+    generator = torch_rng(bench.config.seed, client, round_, purpose)
+
+    def epoch() -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        for rows in torch.split(order, bench.config.tgfl.train_batch):
+            yield x[rows], labels[rows]
+
+    return epoch
+
+
+def in_order(bench: HeadBench, client: str) -> Epoch:
+    """Return a pass over a client's training part as it lies."""
+
+    def epoch() -> Iterator[tuple[Tensor, Tensor]]:
+        images, y = bench.data.training(client)
+        for x, labels in zip(torch.split(images, FEW), torch.split(torch.from_numpy(y), FEW), strict=True):
+            yield x.to(bench.device), labels.to(bench.device)
+
+    return epoch
+
+
+def check_heads(config: RunConfig) -> HeadBench:
+    """Find out what is wrong with data, network and head while nobody has been asked anything yet.
+
+    Returns
+    -------
+    HeadBench
+        As every client has it at the start.
+    """
+    bench = HeadBench(config)
+    client = config.client_names()[0]
+    bench.data.training(client)
+    for name in SETS:
+        bench.data.load(bench.data.samples(client, name).take(torch.zeros(1, dtype=torch.int64).numpy()))
+    return bench
+
+
+def _begin(config: RunConfig, classes: int) -> Classifier:
+    """Return the network with which all clients begin: from a checkpoint, or drawn by the run's seed."""
+    if config.model not in MODELS:
+        raise ConfigError(f"model = {config.model!r}: it cannot be trained here; allowed: {', '.join(MODELS)}")
+    if config.checkpoint:
+        return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
+    mean, std = NORMALISATION.get(config.dataset, NORMALISATION[""])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "weights"))
+        return build(config.model, classes, mean=mean, std=std)
+
+
+def _own_heads(net: TwoHeads) -> dict[str, Tensor]:
+    """Return the heads that stay at home."""
+    shared = net.shared().keys()
+    return {
+        name: t.clone() for name, t in net.state_dict().items() if name.startswith(OWN_HEADS) and name not in shared
+    }

@@ -1,0 +1,34 @@
+"""What one client's visit contributes to its node's reply."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedtta_flwr.memory import Remembered
+
+
+@dataclass
+class Visited:
+    """What one client contributes to the reply."""
+
+    domains: list[str] = field(default_factory=list)
+    counts: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    failure: str = ""
+    late_domain: str = ""
+    late_round: int = 0
+    samples: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+    descriptor: Tensor | None = None
+    memory: Remembered | None = None
+    forgot: bool = False
+    histogram: Tensor | None = None
+
+    def count(self, key: str, correct: Tensor) -> None:
+        """Enter counts [K] for the latest slot, since those before it may have had no labels."""
+        self.counts.setdefault(key, {})[0 if key.startswith("late") else len(self.domains) - 1] = correct
+
+
+def hits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return how many samples of each class [K] the logits [B, K] get right."""
+    return torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=classes).cpu()

@@ -1,0 +1,42 @@
+"""What is drawn where."""
+
+import statistics
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedtta_flwr.reports.drawing import SHARE, Strip, dots, lines
+
+
+def test_dots_stand_at_the_means_with_the_spread_and_what_was_published() -> None:
+    canvas = Figure()
+    dots(["one", "two"], [[60.0, 63.0], [50.0]], [None, 51.5], [0, 1])(canvas, False)
+    (axes,) = canvas.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["one", "two"]
+    first, second = axes.containers
+    assert first[0].get_xydata().tolist() == [[61.5, 0]]
+    ((left, right),) = first[2][0].get_segments()
+    assert right[0] - left[0] == pytest.approx(2 * statistics.stdev([60, 63]))
+    assert second[0].get_xydata().tolist() == [[50, 1]]
+    assert second[2] == ()  # of one value there is no spread, which is not 0
+    (published,) = [found for found in axes.collections if found.get_label() == "published"]
+    assert published.get_offsets().tolist() == [[51.5, 1]]
+    assert {text.get_text() for text in axes.texts} == {"61.5", "50.0"}
+
+
+def test_shifts_are_marked_and_named() -> None:
+    strip = Strip(np.array([[0, 0, 1, 1], [1, 1, 1, 0]]), ["fog", "jpeg_compression"], ["a", "b and 1 more"])
+    canvas = Figure()
+    curve = (np.arange(1, 5), np.linspace(0, 1, 4))
+    lines(["x"], [curve], strip, [0], SHARE)(canvas, True)
+    above, below = canvas.axes
+    assert [line.get_xdata()[0] for line in above.lines[1:]] == [2.5, 3.5]  # between the rounds
+    assert above.get_ylim() == (-0.02, 1.02)
+    assert [(round(bar.get_x(), 1), bar.get_width()) for bar in below.patches] == [
+        (0.5, 2),
+        (2.5, 2),
+        (0.5, 3),
+        (3.5, 1),
+    ]
+    assert [text.get_text() for text in below.texts] == ["fog", "jpeg\ncompression", "jpeg\ncompression", "fog"]

@@ -1,0 +1,274 @@
+"""Two heads through the same apps as all else: what travels, what is averaged, who is absent, who was killed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.btgfl import SETS
+from fedtta_flwr.data.build import open_benchmark
+from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, arrays_of
+from fedtta_flwr.server import federation
+from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.rounds import Round
+from fedtta_flwr.strategies.tgfl import TGFL
+from fedtta_flwr.strategies.updates import Updates
+from tests.conftest import LocalRun
+from tests.strategies.test_checkpoint import Killed, KilledAfter, result
+
+#: a head of one's own that remembers how many samples of the set it has seen, and mixes by it
+PLUGIN = """
+import torch
+from fedtta_flwr.heads.base import Predictor
+
+class Fading(Predictor):
+    needs = frozenset({"dle-personal", "dle-global", "clients", "entropy-global", "features", "labels"})
+
+    def predict(self, x):
+        z = self.extractor(x)
+        general, personal = self.logits(z)
+        place = self.seen + torch.arange(len(x))
+        self.seen += len(x)
+        self.weights = 1 / (1 + place / 10) * self.fitted.statistics["dle-global"].mean().clamp(0.5, 1)
+        e = self.weights[:, None]
+        return e * general.softmax(1) + (1 - e) * personal.softmax(1)
+
+class Plain(Predictor):
+    def predict(self, x):
+        return self.logits(self.extractor(x))[0].softmax(1)
+"""
+ROUNDS = 2 + 1 + 5
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The config of a small run: 240 images of 4 classes, 4 clients, 2 rounds of training."""
+    folder = tmp_path_factory.mktemp("heads")
+    (folder / "own_heads.py").write_text(PLUGIN)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 240)
+    images = rng.integers(0, 120, (240, 32, 32, 3))
+    for k in range(4):
+        images[labels == k, 8 * k : 8 * k + 8] += 130
+    np.save(folder / "images.npy", images.astype(np.uint8))
+    np.save(folder / "labels.npy", labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("FEDTTA_PLUGINS", "own_heads")
+        yield {
+            "task": "tgfl", "head": "own_heads:Fading", "dataset": "arrays", "data-dir": str(folder), "model": "cnn",
+            "batch-size": 7, "tgfl.train-rounds": 2, "tgfl.epochs": 1, "tgfl.dirichlet": 1.0,
+            "tgfl.learning-rate": 0.05, "tgfl.momentum": 0.9,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(run_local: Callable[..., LocalRun], heads: dict[str, Any]) -> LocalRun:
+    return run_local(nodes=2, **heads)
+
+
+def of_round(messages: list[Message], number: int) -> list[Message]:
+    return [m for m in messages if INFO in m.content and m.content.config_records[INFO]["round"] == number]
+
+
+def test_rounds_and_sets(whole: LocalRun) -> None:
+    assert whole.summary["finished"]
+    assert whole.summary["rounds"] == ROUNDS
+    accuracy = whole.summary["accuracy"]
+    assert list(accuracy) == ["source", "local", "tta"]
+    for score in accuracy.values():
+        assert list(score["per_corruption"]) == list(SETS)
+    with np.load(whole.path / "timeline.npz") as file:
+        assert file["rounds"].tolist() == list(range(1, ROUNDS + 1))
+        assert file["domains"].tolist() == list(SETS)
+    lines = whole.lines()
+    assert [line["clients"] for line in lines] == [4] * ROUNDS
+    assert [line["samples"] > 0 for line in lines] == [True] * 3 + [False] * 5
+
+
+def test_every_sample_of_every_set_is_counted(whole: LocalRun, heads: dict[str, Any], tiny_config: Any) -> None:
+    made = open_benchmark(tiny_config(**heads))
+    with np.load(whole.path / "heads.npz") as file:
+        histogram, sets, clients, edges = (file[key] for key in ("histogram", "sets", "clients", "edges"))
+    assert sets.tolist() == list(SETS)
+    assert histogram.shape == (5, 4, BINS)
+    np.testing.assert_allclose(edges, np.arange(BINS + 1) / BINS)
+    expected = [[len(made.samples(client, name)) for client in clients.tolist()] for name in SETS]
+    np.testing.assert_array_equal(histogram.sum(axis=2), expected)
+    with np.load(whole.path / "timeline.npz") as file:
+        np.testing.assert_array_equal(file["seen"][0, 3:], expected)
+    # The weight fades from sample to sample and is back at each set's first: as many in the highest bin.
+    highest = [np.flatnonzero(h).max() for per_set in histogram for h in per_set]
+    assert len(set(highest)) == 1
+
+
+def test_what_is_sent_is_the_clients_uniform_mean(whole: LocalRun) -> None:
+    for number in (1, 2):
+        uploaded: dict[str, list[np.ndarray]] = {}
+        for reply in of_round(whole.replies, number):
+            for name, t in arrays_of(reply.content, STATE).items():
+                uploaded.setdefault(name, []).append(t.numpy().astype(np.float64))
+        assert {name.partition(".")[0] for name in uploaded} == {"extractor", "global_head"}
+        for message in of_round(whole.sent, number + 1):
+            sent = arrays_of(message.content, STATE)
+            for name, parts in uploaded.items():
+                mean = np.concatenate(parts).sum(axis=0) / 4
+                for own in sent[name].numpy():
+                    np.testing.assert_allclose(own, mean, rtol=1e-6, atol=1e-9)
+
+
+def test_measurements_are_averaged_and_nothing_else_changes_any_more(whole: LocalRun) -> None:
+    measured = of_round(whole.replies, 3)
+    assert all(not arrays_of(reply.content, STATE) for reply in measured)
+    descriptors = np.concatenate([arrays_of(reply.content, "descriptor")["descriptor"].numpy() for reply in measured])
+    assert descriptors.shape == (4, 64)
+    assert ((descriptors >= 0) & (descriptors <= 1)).all()
+    assert np.ptp(descriptors, axis=0).max() > 0.05  # the clients' data differ
+    before = arrays_of(of_round(whole.sent, 3)[0].content, STATE)
+    for number in range(4, ROUNDS + 1):
+        for message in of_round(whole.sent, number):
+            sent = arrays_of(message.content, STATE)
+            np.testing.assert_allclose(sent["statistics"].numpy(), np.tile(descriptors.mean(axis=0), (2, 1)), rtol=1e-5)
+            assert sent["clients"].tolist() == [4.0, 4.0]
+            for name in before.keys() - {"statistics", "clients"}:
+                assert torch.equal(sent[name], before[name])
+
+
+def test_personal_heads_and_images_stay_at_home(whole: LocalRun) -> None:
+    for number in range(1, ROUNDS + 1):
+        for reply in of_round(whole.replies, number):
+            found = set(reply.content.array_records)
+            assert found <= {STATE, "descriptor", SCORES, HEADS}
+            assert (HEADS in found) == (number > 3)
+            assert not any("personal" in name for name in arrays_of(reply.content, STATE))
+            assert sum(t.numel() for t in arrays_of(reply.content, SCORES).values()) <= 4 * 2 * 4
+
+
+def test_the_numbers_do_not_depend_on_the_nodes(
+    whole: LocalRun, run_local: Callable[..., LocalRun], heads: dict[str, Any]
+) -> None:
+    for other in (run_local(nodes=1, **heads), run_local(nodes=4, backwards=True, **heads)):
+        assert other.summary["accuracy"] == whole.summary["accuracy"]
+        with np.load(other.path / "heads.npz") as a, np.load(whole.path / "heads.npz") as b:
+            assert all((a[key] == b[key]).all() for key in b)
+
+
+def test_another_seed_gives_other_numbers(
+    whole: LocalRun, run_local: Callable[..., LocalRun], heads: dict[str, Any]
+) -> None:
+    assert run_local(seed=1, **heads).summary["accuracy"] != whole.summary["accuracy"]
+
+
+def test_a_head_without_weights_and_statistics(run_local: Callable[..., LocalRun], heads: dict[str, Any]) -> None:
+    run = run_local(**heads | {"head": "own_heads:Plain", "scores": "source,tta"})
+    accuracy = run.summary["accuracy"]
+    assert list(accuracy) == ["source", "tta"]
+    assert accuracy["source"] == accuracy["tta"]  # it is the global head
+    assert not (run.path / "heads.npz").exists()
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3, 4, 7])
+def test_a_killed_run_goes_on_to_the_same_result(
+    apps: tuple[Any, Any], tmp_path: Path, heads: dict[str, Any], whole: LocalRun, killed_after: int
+) -> None:
+    common = {"num-clients": 4, "device": "cpu", "corruptions": "contrast,pixelate", "checkpoint-every": 1}
+    flat = common | heads | {"state-dir": str(tmp_path / "states")}
+    path = tmp_path / "run"
+    for nodes, more in ((2, {"output-dir": str(path)}), (3, {"resume": str(path)})):
+        grid = LocalGrid(apps[1], RunConfig.from_flat(flat | more).to_flat(), nodes)
+        with_kill = "output-dir" in more
+        try:
+            with federation(flat | more) as strategy:
+                if with_kill:
+                    # Killed before its own checkpoint: the one of the round before counts.
+                    strategy.observers.append(KilledAfter(killed_after + 1))
+                strategy.start(grid)
+        except Killed:
+            assert with_kill
+    found, expected = result(path), result(whole.path)
+    assert found["finished"]
+    for key in ("accuracy", "weights", "rounds"):
+        assert found[key] == expected[key]
+    with np.load(path / "heads.npz") as a, np.load(whole.path / "heads.npz") as b:
+        assert all((a[key] == b[key]).all() for key in b)
+
+
+# -------------------------------------------------------------------------------------------------- the strategy alone
+
+
+@pytest.fixture
+def strategy(heads: dict[str, Any]) -> TGFL:
+    made = TGFL(RunConfig.from_flat(heads | {"num-clients": 4, "quorum": 2}))
+    made.source = {"w": torch.zeros(2), "statistics": torch.zeros(3), "clients": torch.zeros(())}
+    return made
+
+
+def updates(round_: int, clients: list[int], descriptor: Tensor | None = None) -> Updates:
+    states = {} if descriptor is not None else {"w": torch.tensor([[c, -c] for c in clients], dtype=torch.float32)}
+    names = tuple(f"client-0{c}" for c in clients)
+    return Updates(round_, names, states, descriptor, torch.ones(len(clients)))
+
+
+def test_who_was_absent_receives_the_mean_too(strategy: TGFL) -> None:
+    present = updates(1, [1, 3])
+    strategy._keep(present.clients, strategy.personalize(present))
+    assert sorted(strategy.personal) == [f"client-0{c}" for c in range(4)]
+    assert all(state["w"].tolist() == [2.0, -2.0] for state in strategy.personal.values())
+
+
+def test_samples_do_not_weight_the_mean(strategy: TGFL) -> None:
+    present = updates(1, [0, 1])
+    present.examples[1] = 1000
+    assert strategy.personalize(present)["w"].tolist() == [[0.5, -0.5]] * 2
+
+
+def test_who_was_not_measured_learns_that_the_mean_is_without_it(strategy: TGFL) -> None:
+    strategy._keep((), strategy.personalize(updates(3, [0, 2], torch.tensor([[0.0, 1, 2], [2, 1, 0]]))))
+    assert {c: float(s["clients"]) for c, s in strategy.personal.items()} == {
+        "client-00": 2.0, "client-01": 0.0, "client-02": 2.0, "client-03": 0.0,
+    }  # fmt: skip
+    assert all(s["statistics"].tolist() == [1, 1, 1] for s in strategy.personal.values())
+
+
+def test_below_the_quorum_everybody_keeps_what_was_shared(strategy: TGFL) -> None:
+    before = updates(1, [1, 3])
+    strategy._keep(before.clients, strategy.personalize(before))
+    lonely = updates(2, [0])
+    strategy._keep(lonely.clients, strategy.unmixed(lonely))
+    assert all(state["w"].tolist() == [2.0, -2.0] for state in strategy.personal.values())
+    assert strategy.unmixed(updates(3, [0], torch.tensor([[0.5, 0.5, 0.5]]))) == {}
+    assert strategy.personal["client-00"]["statistics"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("weights", [torch.zeros(3, BINS), torch.zeros(4, BINS + 1), -torch.ones(4, BINS)])
+def test_malformed_histograms_are_refused(whole: LocalRun, weights: Tensor) -> None:
+    sent, reply = of_round(whole.sent, 4)[0], of_round(whole.replies, 4)[0]
+    clients = list(sent.content.config_records[INFO]["clients"])
+    weights = weights[: len(weights) - 2]  # a node hosts two of the four
+    content = RecordDict(dict(reply.content))
+    content[HEADS] = to_record(weights)
+    changed = Message(content, reply_to=sent)
+    round_ = Round(4)
+    read_replies(round_, [changed], 4, {sent.metadata.message_id: clients})
+    assert "malformed reply" in round_.missing[clients[0]]
+    assert not round_.interpolation
+
+
+def to_record(weights: Tensor) -> Any:
+    from fedtta_flwr.records import WEIGHTS, to_arrays
+
+    return to_arrays({WEIGHTS: weights.to(torch.int32)})
+
+
+def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
+    refused = pytest.raises(ConfigError, match="head = 'own_heads:torch': no subclass")
+    with refused, federation(heads | {"head": "own_heads:torch"}):
+        pass
