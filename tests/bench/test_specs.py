@@ -13,11 +13,16 @@ import pytest
 
 from fedtta_flwr.bench.spec import Cell, Claim, Labels, Published, Spec, cells, make_spec, read_spec
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.registry import ADAPTERS, STRATEGIES
+from fedtta_flwr.data.btgfl import SETS
+from fedtta_flwr.phases import phases
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
 from fedtta_flwr.run_config import read_overrides
 from tests.conftest import ROOT
 
-FILES = sorted((ROOT / "configs" / "bench").glob("*.toml"))
+EVERY = sorted((ROOT / "configs" / "bench").glob("*.toml"))
+#: of two heads, which take other keys than those that adapt
+HEADS_FILES = [path for path in EVERY if path.name.startswith("btfl-")]
+FILES = [path for path in EVERY if path not in HEADS_FILES]
 #: of a paper, where the record repeats a part of one on other data
 PAPERS = [path for path in FILES if not path.name.startswith("record-")]
 CONTRADICTED = "contradicted by the paper's own table: "
@@ -25,6 +30,7 @@ CONTRADICTED = "contradicted by the paper's own table: "
 FREQUENCY = (1362, 5, 467, 0, 855, 457, 1927, 1000, 2326, 1601)
 ROUNDED = 0.0099  # how far the mean of a row is from its printed one, which some tables cut off after two decimals
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+every_heads = pytest.mark.parametrize("path", HEADS_FILES, ids=lambda path: path.stem)
 every_paper = pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 
 
@@ -53,6 +59,9 @@ def rounds(found: tuple[Cell, ...]) -> int:
     total = 0
     for cell in found:
         config = RunConfig.from_flat(cell.config)
+        if config.task == "tgfl":
+            total += len(phases(config))
+            continue
         slots = len(config.corruption_names()) * config.slots_per_corruption
         total += math.ceil(slots / config.aggregate_every)
     return total
@@ -237,11 +246,40 @@ def test_a_claim_says_whether_its_paper_contradicts_it(path: Path) -> None:
         assert sorted(said) == sorted(missed), claim.text
 
 
+@every_heads
+def test_a_file_of_two_heads(path: Path) -> None:
+    spec, found = spec_of(path), cells_of(path)
+    assert comments(path)[0].startswith(f"fedtta bench configs/bench/{path.name}")
+    for cell in found:
+        assert cell.config["task"] == "tgfl"
+        assert cell.config["head"] in HEADS
+        assert spec.score in str(cell.config["scores"]).split(",")
+    assert rounds(cells_of(path, quick=True)) < rounds(found)
+    labels = [cell.labels for cell in found]
+    for entry in spec.published:
+        assert entry.over == "corruption"
+        assert tuple(entry.values) == SETS
+        assert any(entry.at.items() <= one.items() for one in labels)
+
+
+def test_the_published_rows_of_two_heads_have_the_printed_average() -> None:
+    """BTFL's Table 2: the last column is the mean of the five; the figures are those of its two leading rows."""
+    spec = spec_of(ROOT / "configs" / "bench" / "btfl-cifar10.toml")
+    means = {
+        entry.at["head"]: round(sum(entry.values.values()) / len(entry.values), 2)
+        for entry in spec.published
+        if entry.at.get("partition") == "Dir 01"
+    }
+    assert means["BTFL"] == pytest.approx(68.03, abs=0.011)
+    assert means["FedTHE"] == pytest.approx(66.15, abs=0.011)
+    assert means["FedAvg"] == pytest.approx(58.67, abs=0.011)
+
+
 def test_the_document_lists_them_all() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \| (\d+) \((\d+)\) \| ([\d,]+) \(([\d,]+)\) \|$", text, re.MULTILINE)
     listed = {name: tuple(int(figure.replace(",", "")) for figure in figures) for name, _, *figures in rows}
-    both = {path.stem: (cells_of(path), cells_of(path, quick=True)) for path in FILES}
+    both = {path.stem: (cells_of(path), cells_of(path, quick=True)) for path in EVERY}
     assert listed == {name: (len(a), len(b), rounds(a), rounds(b)) for name, (a, b) in both.items()}
 
 
