@@ -273,7 +273,7 @@ class BTFLOptions(Options):
 
     The published code, unlike the paper: ``smoothing = 0.4``, ``leave-one-out = true``, ``exponents = "code"``,
     ``squash = 4.0`` (ResNet 10.0), ``threshold = 5.0`` and ``strength = 0.5`` (OfficeHome 50.0 and 5.0),
-    ``mix = "log"`` and, in training, ``sparsity = 1e-3`` (networks other than the CNN 1e-4).
+    ``prior = "batch"``, ``mix = "log"`` and, in training, ``sparsity = 1e-3`` (networks other than the CNN 1e-4).
     """
 
     smoothing: Share = Field(0.0, description="share of a fair coin in every bit's frequency")
@@ -284,8 +284,8 @@ class BTFLOptions(Options):
     squash: NotNegative = Field(0.0, description="kb: bound of the corrected ratio, less 1; 0.0 = none")
     threshold: Positive = Field(16.0, description="lambda: counts above it in sum are pruned")
     strength: NotNegative = Field(1.0, description="rho: what pruned counts keep in sum, above 1 each")
-    prior: Literal["batch", "sample"] = Field(
-        "batch", description="whether counts grow after every batch, or after every sample of it"
+    prior: Literal["sample", "batch"] = Field(
+        "sample", description="whether counts grow after every sample, whatever the batches, or after every batch"
     )
     mix: Literal["probabilities", "log"] = Field("probabilities", description="what of the heads is averaged")
     sparsity: NotNegative = Field(0.0, description="sigma: weight of the features' L1 norm in training")

@@ -266,7 +266,7 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
         "squash": (NOT_NEGATIVE, 10.0),
         "threshold": (POSITIVE, 5.0),
         "strength": (NOT_NEGATIVE, 0.5),
-        "prior": (words("batch", "sample"), "sample"),
+        "prior": (words("sample", "batch"), "batch"),
         "mix": (words("probabilities", "log"), "log"),
         "sparsity": (NOT_NEGATIVE, 1e-3),
     },

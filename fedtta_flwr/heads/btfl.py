@@ -19,6 +19,7 @@ CODE = BTFLOptions(
     squash=4.0,
     threshold=5.0,
     strength=0.5,
+    prior="batch",
     mix="log",
     sparsity=1e-3,
 )
@@ -40,13 +41,13 @@ class BTFL(Predictor):
         & \text{(eqs. 13, 21)} \\
         y &= e\, y_g + (1 - e)\, y_l
 
-    After a batch, ``n_ind`` counts the samples that the client's frequencies explain better and about which its head
-    is surer, the global one less sure, than in training; ``n_exd`` those with all three the other way (eqs. 9-11).
-    Above the threshold in sum they are pruned (algorithm 1, both from the old counts). Equations 8 and 13 of the paper
-    contradict each other about the counts' order; here m is the probability of an external sample.
+    ``n_ind`` counts the samples that the client's frequencies explain better and about which its head is surer, the
+    global one less sure, than in training; ``n_exd`` those with all three the other way (eqs. 9-11). Above the
+    threshold in sum they are pruned (algorithm 1, both from the old counts). Equations 8 and 13 of the paper contradict
+    each other about the counts' order; here m is the probability of an external sample.
 
-    All samples of a batch have the prior that the batch before left. With ``prior = "sample"`` each has that which
-    the sample before left, so that the predictions do not depend on how samples are cut into batches.
+    A sample is predicted by the counts of those before it, then counted: the batches do not matter. With ``prior =
+    "batch"``, the published code's, all samples of a batch are predicted by the counts of the batches before.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ class BTFL(Predictor):
 
     @torch.inference_mode()
     def predict(self, x: Tensor) -> Tensor:
-        """Return probabilities [B, K]; then count the batch's internal and external samples."""
+        """Return probabilities [B, K], and count the internal and external samples."""
         z = self.extractor(x)
         shared, own = self.logits(z)
         likelihoods = self.log_likelihoods(z)

@@ -19,7 +19,7 @@ from fedtta_flwr.registry import HEADS, make
 
 #: few views, and steps that can be seen
 FAST: dict[str, Options] = {
-    "btfl": BTFLOptions(prior="sample", threshold=4.0),
+    "btfl": BTFLOptions(threshold=4.0),
     "memo": MEMOOptions(learning_rate=0.05, steps=2, views=4),
     "fedthe-plus": FedTHEPlusOptions(tune_rate=0.05, tune_steps=2, views=4),
     "ttt": TTTOptions(learning_rate=0.02, views=8),
