@@ -58,9 +58,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
             marks = [_mark(bench, rows[i] | column) for i in there]
             text = "; ".join(f"{name} {np.mean(v):.2f} %" for name, v in zip(names, known, strict=True))
             size = (NARROW, 0.9 + 0.36 * len(names))
-            figures.append(
-                _figure(f"accuracy-{k + 1}", f"{score}{where}", text, dots(names, known, marks, there), size)
-            )
+            figures.append(figure(f"accuracy-{k + 1}", f"{score}{where}", text, dots(names, known, marks, there), size))
         runs = {i: several for i, (_, several) in enumerate(cells) if several}
         strip = next(filter(None, (_strip(run) for several in runs.values() for run in several)), None)
         names = [title(row) or score for row in rows]  # a row has the same colour in every figure
@@ -92,7 +90,8 @@ def group_name(run: Run, group: Sequence[int]) -> str:
     return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
 
-def _figure(name: str, heading: str, text: str, draw: Draw, size: tuple[float, float]) -> Figure:
+def figure(name: str, heading: str, text: str, draw: Draw, size: tuple[float, float]) -> Figure:
+    """Return a figure, drawn for light and for dark pages."""
     return Figure(name, heading, text, png(draw, size, dark=False), png(draw, size, dark=True), round(96 * size[0]))
 
 
@@ -106,7 +105,7 @@ def _over_time(
     of = [names[i] for i in known]
     spans = (f"{names[i]} mean {y.mean():.2f}, from {y.min():.2f} to {y.max():.2f}" for i, (_, y) in known.items())
     draw = lines(of, list(known.values()), strip, list(known), label)
-    return [_figure(name, heading, f"{heading}, {label}: {'; '.join(spans)}", draw, lines_size(strip))]
+    return [figure(name, heading, f"{heading}, {label}: {'; '.join(spans)}", draw, lines_size(strip))]
 
 
 def _mark(bench: BenchOf, labels: Labels) -> float | None:

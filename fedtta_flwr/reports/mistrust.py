@@ -169,6 +169,17 @@ def collaboration_fault(arrays: Arrays, clients: int) -> str:
     return fault or ("" if np.isfinite(arrays["weights"]).all() else "weights holds numbers that are not finite")
 
 
+def heads_fault(arrays: Arrays, clients: int) -> str:
+    """Return what is wrong with the arrays of heads.npz; nothing if all is well."""
+    bins, sets = len(arrays["edges"]) - 1, len(arrays["sets"])
+    fault = _misshapen(arrays, {"histogram": (sets, len(arrays["clients"]), bins)})
+    if not fault and len(arrays["clients"]) > clients:
+        return f"it has {len(arrays['clients'])} clients, the run {clients}"
+    if not fault and (arrays["histogram"].dtype.kind not in "iu" or not np.isfinite(arrays["edges"]).all()):
+        return "histogram holds no counts, or edges are not finite"
+    return fault
+
+
 def _misshapen(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> str:
     for name, shape in shapes.items():
         if arrays[name].shape != shape:

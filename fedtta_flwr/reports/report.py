@@ -13,6 +13,7 @@ from fedtta_flwr.reports.figures import Figure, bench_figures, group_name, run_f
 from fedtta_flwr.reports.heatmap import Matrices
 from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.of_bench import bench_tables
+from fedtta_flwr.reports.of_heads import head_figures
 from fedtta_flwr.reports.of_run import METRICS, run_tables
 from fedtta_flwr.reports.page import Part, Row, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
@@ -60,7 +61,7 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     tables = bench_tables(source) if isinstance(source, BenchOf) else run_tables(source)
     faults, figures = list[str](), list[Figure]()
     try:
-        figures = bench_figures(source) if isinstance(source, BenchOf) else run_figures(source)
+        figures = bench_figures(source) if isinstance(source, BenchOf) else _run_figures(source)
     except ConfigError as error:  # no matplotlib: all the rest is as good
         faults.append(str(error))
     named: list[str] = []  # which a table of the page names already
@@ -97,7 +98,7 @@ def _sections(
 
     accuracies, costs, missing = figures_of("accuracy"), tables_of("costs"), tables_of("missing")
     results: list[Part] = [*tables_of("main", "accuracy"), *([Row(accuracies)] if accuracies else [])]
-    results += tables_of("claims")
+    results += [*tables_of("claims"), *figures_of("sets", "weights")]
     collaboration: list[Part] = [*tables_of("collaboration"), *figures_of("within", "collaboration")]
     collaboration += [Row(matrices)] if matrices else []
     grids = tables_of(*(f"{score}-{metric.replace('_', '-')}" for score in SCORES for metric in METRICS))
@@ -112,11 +113,17 @@ def _sections(
     ]
 
 
+def _run_figures(run: Run) -> list[Figure]:
+    """Return the figures of a run: two heads change nothing over time."""
+    return head_figures(run) if run.config.get("task") == "tgfl" else run_figures(run)
+
+
 def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
+    heads = c.get("task") == "tgfl"
     return [
-        ("method", f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
+        ("method", f"two heads, {c.get('head')}" if heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         ("groups", _groups(run)),
