@@ -120,20 +120,21 @@ def visit_heads(
         net.load_state_dict(parts["heads"], strict=False)
     elif "global_head.weight" in shared:
         net.personal_head.load_state_dict({"weight": shared["global_head.weight"]})
-    own = parts.get("statistics", {})
+    remembered = {}
     if phase == TRAIN:
         _train(bench, client, number, result)
-        own = {}
-    elif not own:  # it is the round for that, or the client has missed it
-        _personalise(bench, client, number)
-        own = statistics(net, in_order(bench, client), _alone(bench))
-    if phase == MEASURE:
-        result.samples = len(bench.data.training(client)[1])
-        result.descriptor = torch.cat([torch.zeros(0), *(own[name].cpu() for name in bench.measured)])
-    elif phase != TRAIN:
-        _predict(bench, client, phase, own, received or bench.adapted_state(), result)
-    remembered = {"heads": _own_heads(net)} | ({"statistics": own} if own else {})
-    result.memory = Remembered((number, -1, number), {part: to_arrays(state) for part, state in remembered.items()})
+    else:
+        own = parts.get("statistics")
+        if own is None:  # it is the round for that, or the client has missed it
+            _personalise(bench, client, number)
+            own = statistics(net, in_order(bench, client), _alone(bench))
+        if phase == MEASURE:
+            result.samples = len(bench.data.training(client)[1])
+            result.descriptor = torch.cat([torch.zeros(0), *(own[name].cpu() for name in bench.measured)])
+        else:
+            _predict(bench, client, phase, own, received or bench.adapted_state(), result)
+        remembered["statistics"] = to_arrays(own)
+    result.memory = Remembered((number, -1, number), {"heads": to_arrays(_own_heads(net))} | remembered)
     return result
 
 

@@ -201,10 +201,11 @@ def test_the_training_part_of_cifar10_and_natural_images_from_arrays(cifar: Path
     }  # fmt: skip
     made = open_benchmark(RunConfig.from_flat(flat))
     assert sum(len(rows) for rows in made._shares) == 50_000
-    x, _ = made.load(made.samples("client-00", B))
-    natural = made.samples("client-00", B).versions == "natural"
-    assert natural.any()
-    assert (x[torch.from_numpy(natural)] == 7 / 255).all()
+    natural = {c: made.samples(c, B).versions == "natural" for c in made._names}
+    assert sum(int(where.sum()) for where in natural.values()) == 30
+    client = max(natural, key=lambda c: natural[c].sum())
+    x, _ = made.test(client, B)
+    assert (x[torch.from_numpy(natural[client])] == 7 / 255).all()
 
 
 def test_naturally_shifted_images_need_a_folder() -> None:
