@@ -20,6 +20,8 @@ TITLES = {
     "tta": "federation: tta",
     "post": "federation: post",
 }
+#: where two heads predict; the score `tta` is that of the run's `head`
+HEAD_TITLES = {"source": "global head", "local": "personal head"}
 
 
 class Terminal:
@@ -31,11 +33,14 @@ class Terminal:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._rounds = 0
+        self._titles, self._rows = TITLES, "corruption"
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Start the clock."""
         self._rounds = rounds
+        if config.task == "tgfl":
+            self._titles, self._rows = HEAD_TITLES | {"tta": config.head}, "test set"
         self._began = self._printed = time.monotonic()
         self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
 
@@ -73,9 +78,9 @@ class Terminal:
             self._say("no scores: `scores` is empty, or there are no labels")
             return
         table = Table(title="accuracy in %", box=box.SIMPLE_HEAD, title_justify="left")
-        table.add_column("corruption")
+        table.add_column(self._rows)
         for score in accuracies:
-            table.add_column(TITLES[score], justify="right")
+            table.add_column(self._titles[score], justify="right")
         for domain in self._directory.board.domains():
             row = [accuracy["per_corruption"].get(domain) for accuracy in accuracies.values()]
             table.add_row(domain, *("" if value is None else f"{value:.2f}" for value in row))

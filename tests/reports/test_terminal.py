@@ -111,3 +111,15 @@ def test_a_real_run_ends_with_its_table(run_local: Callable[..., Any], capsys: p
     expected = [f"{accuracy['micro']:.2f}" for accuracy in run.summary["accuracy"].values()]
     assert cells["average"] == expected
     assert len(expected) == 5
+
+
+def test_where_two_heads_predict_columns_are_named_by_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    screen = Terminal(directory)
+    for observer in (directory, screen):
+        observer.on_start(RunConfig(task="tgfl", head="fedthe"), ("client-00",), 1)
+        observer.on_round(made(1, [counts(1, score, "A-original-internal", 4) for score in ("source", "local", "tta")]))
+    screen.on_end()
+    out = capsys.readouterr().out
+    header = next(line for line in out.splitlines() if "test set" in line)
+    assert header.split() == ["test", "set", "global", "head", "personal", "head", "fedthe"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
@@ -15,12 +15,14 @@ from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.local_grid import LocalGrid
-from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, arrays_of
+from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, WEIGHTS, arrays_of, from_arrays, to_arrays
 from fedtta_flwr.server import federation
 from fedtta_flwr.strategies.replies import read_replies
 from fedtta_flwr.strategies.rounds import Round
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.strategies.updates import Updates
+from fedtta_flwr.tgfl import HeadBench, visit_heads
 from tests.conftest import LocalRun
 from tests.strategies.test_checkpoint import Killed, KilledAfter, result
 
@@ -248,24 +250,43 @@ def test_below_the_quorum_everybody_keeps_what_was_shared(strategy: TGFL) -> Non
     assert strategy.personal["client-00"]["statistics"].tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize("weights", [torch.zeros(3, BINS), torch.zeros(4, BINS + 1), -torch.ones(4, BINS)])
+@pytest.mark.parametrize(
+    "weights", [torch.zeros(1, BINS), torch.zeros(2, BINS + 1), -torch.ones(2, BINS), torch.ones(2, BINS)]
+)
 def test_malformed_histograms_are_refused(whole: LocalRun, weights: Tensor) -> None:
-    sent, reply = of_round(whole.sent, 4)[0], of_round(whole.replies, 4)[0]
+    sent = of_round(whole.sent, 4)[0]
     clients = list(sent.content.config_records[INFO]["clients"])
-    weights = weights[: len(weights) - 2]  # a node hosts two of the four
-    content = RecordDict(dict(reply.content))
-    content[HEADS] = to_record(weights)
-    changed = Message(content, reply_to=sent)
+    reply = next(m for m in of_round(whole.replies, 4) if list(m.content.config_records[INFO]["clients"]) == clients)
+    changed = Message(RecordDict(dict(reply.content)), reply_to=sent)
+    changed.content[HEADS] = to_arrays({WEIGHTS: weights.to(torch.int32)})
     round_ = Round(4)
-    read_replies(round_, [changed], 4, {sent.metadata.message_id: clients})
-    assert "malformed reply" in round_.missing[clients[0]]
-    assert not round_.interpolation
+    read_replies(round_, [changed], 4, {changed.metadata.reply_to_message_id: clients})
+    if weights.shape == (2, BINS) and weights.min() > 0:
+        assert not round_.missing
+        assert round_.interpolation.keys() == {(client, SETS[0]) for client in clients}
+    else:
+        assert "weights of the heads" in round_.missing[clients[0]]
+        assert not round_.interpolation
 
 
-def to_record(weights: Tensor) -> Any:
-    from fedtta_flwr.records import WEIGHTS, to_arrays
-
-    return to_arrays({WEIGHTS: weights.to(torch.int32)})
+def test_a_client_goes_on_with_its_own_head(heads: dict[str, Any]) -> None:
+    still = heads | {"num-clients": 4, "tgfl.learning-rate": 1e-30, "device": "cpu"}
+    bench = HeadBench(RunConfig.from_flat(still))
+    kept, received = torch.randn(4, 64), bench.adapted_state()
+    memory = Memory(RecordDict(), None)
+    memory.keep({"client-01": Remembered((1, -1, 1), {"heads": to_arrays({"personal_head.weight": kept})})})
+    requests = [ConfigRecord({"round": number, "resuming": [], "resume": 0}) for number in (2, 3, 4)]
+    for request in requests:
+        visited = visit_heads(bench, "client-01", request, received, memory)
+        assert not visited.forgot
+        assert visited.memory is not None
+        assert torch.equal(from_arrays(visited.memory.parts["heads"])["personal_head.weight"], kept)
+    # One that has forgotten it begins with the head that all share.
+    visited = visit_heads(bench, "client-02", requests[0], received, memory)
+    assert visited.forgot
+    assert visited.memory is not None
+    head = from_arrays(visited.memory.parts["heads"])["personal_head.weight"]
+    assert torch.equal(head, received["global_head.weight"])
 
 
 def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
