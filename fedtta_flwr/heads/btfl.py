@@ -121,11 +121,10 @@ class BTFL(Predictor):
         entropies : Tensor
             H_l and H_g in nats, [B, 2].
         """
-        if self.options.exponents == "paper":
-            exponents = (entropies - self._entropies) / entropies.clamp(min=torch.finfo(torch.float64).tiny)
-        else:
-            typical = torch.stack([self._entropies[0], self._entropies.new_tensor(math.log(100))])
-            exponents = (entropies - typical) / typical
+        typical, scale = self._entropies, entropies
+        if self.options.exponents == "code":
+            scale = typical = torch.stack([typical[0], typical.new_tensor(math.log(100))])
+        exponents = (entropies - typical) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
         weighted = exponents.exp() * likelihoods / len(self._log_one)
         return squash(weighted[:, 0] - weighted[:, 1], self.options.squash)
 
@@ -138,7 +137,7 @@ class BTFL(Predictor):
         return internal, external
 
     def _priors(self, likelihoods: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor]:
-        """Return n_exd and n_ind by which the samples are predicted, [] or [B]; then count them."""
+        """Return n_exd and n_ind by which the samples are predicted, [1] or [B]; then count them."""
         internal, external = self.events(likelihoods, entropies)
         n_exd, n_ind = [self.n_exd], [self.n_ind]
         if self.options.prior == "batch":
@@ -185,7 +184,7 @@ def interpolation_weight(n_exd: Tensor, n_ind: Tensor, log_tau: Tensor, nodes: i
     Parameters
     ----------
     n_exd, n_ind : Tensor
-        [] or [B], at least 1.
+        [], [1] or [B], at least 1.
     log_tau : Tensor
         [B]; infinite values are allowed.
     nodes : int

@@ -192,7 +192,11 @@ def test_bits_never_seen(make_fitted: Callable[..., Fitted], images: Tensor) -> 
     torch.testing.assert_close(probabilities.sum(1), torch.ones(len(images)))
 
 
-def test_a_head_sure_of_all_training(make_fitted: Callable[..., Fitted], images: Tensor) -> None:
-    fitted = make_fitted(entropy_personal=torch.tensor(0.0), entropy_global=torch.tensor(1e-30))
-    for options in (BTFLOptions(), CODE):
-        assert BTFL(fitted, options).predict(images).isfinite().all()
+@pytest.mark.parametrize("options", [BTFLOptions(), CODE], ids=["paper", "code"])
+def test_a_head_sure_of_everything(options: BTFLOptions, make_fitted: Callable[..., Fitted], images: Tensor) -> None:
+    fitted = make_fitted(entropy_personal=torch.tensor(0.0), entropy_global=torch.tensor(0.0))
+    assert BTFL(fitted, options).predict(images).isfinite().all()
+    fitted.personal_head.mul_(1e4)
+    own = BTFL(fitted, options).logits(fitted.extractor(images))[1]
+    assert (torch.distributions.Categorical(logits=own).entropy() == 0).any()
+    assert BTFL(fitted, options).predict(images).isfinite().all()

@@ -1,6 +1,7 @@
 """What every predictor promises: probabilities, batches that do not matter, nothing left behind by a test set."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtta_flwr.adaptation import memo
+from fedtta_flwr.adaptation.augment import crop_and_flip
+from fedtta_flwr.adaptation.augmix import augmix
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import Fitted, Predictor, Recipe
@@ -16,6 +19,7 @@ from fedtta_flwr.heads.knn_per import KNNPer
 from fedtta_flwr.heads.memo import MEMO
 from fedtta_flwr.options import BTFLOptions, FedTHEPlusOptions, KNNPerOptions, MEMOOptions, Options, TTTOptions
 from fedtta_flwr.registry import HEADS, make
+from fedtta_flwr.seeding import torch_rng
 
 #: few views, and steps that can be seen
 FAST: dict[str, Options] = {
@@ -145,6 +149,33 @@ def test_fedthe_plus_follows_the_entropy_of_the_mixture(make_fitted: Make, image
         return float(-(p * p.clamp(min=1e-12).log()).sum(1).mean())
 
     assert uncertainty(tuned) < 0.8 * uncertainty(plain)
+
+
+def test_a_step_of_fedthe_plus(make_fitted: Make, images: Tensor) -> None:
+    fitted, rate = make_fitted(), 0.2
+    found = make(
+        "head", "fedthe-plus", HEADS, Predictor, make_fitted(), FedTHEPlusOptions(tune_rate=rate, tune_steps=2, views=6)
+    )
+    found.identity = (5, "client-03")
+    probabilities = found.predict(images[:3])
+    for place in (0, 2):
+        generator, w = torch_rng(5, "client-03", "fedthe-plus", place), found.weights[place]
+        extractor = deepcopy(fitted.extractor).requires_grad_(True)
+        heads = [head.clone().requires_grad_(True) for head in (fitted.global_head, fitted.personal_head)]
+        tuned = [*extractor.parameters(), *heads]
+
+        def mixture(x: Tensor, extractor=extractor, heads=heads, w=w) -> Tensor:
+            z = extractor(x)
+            return (w * z @ heads[0].T + (1 - w) * z @ heads[1].T).softmax(1)
+
+        for _ in range(2):
+            views = augmix(crop_and_flip(images[place].expand(6, -1, -1, -1), generator), generator)
+            mean = mixture(views).mean(0)
+            gradients = torch.autograd.grad(-(mean * mean.log()).sum(), tuned)
+            with torch.no_grad():
+                for p, g in zip(tuned, gradients, strict=True):
+                    p -= rate * g
+        torch.testing.assert_close(probabilities[place], mixture(images[place : place + 1])[0].detach())
 
 
 def test_memo_is_the_adapter_on_the_personal_model(make_fitted: Make, images: Tensor) -> None:
