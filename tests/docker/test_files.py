@@ -213,5 +213,5 @@ def test_what_the_image_is_made_of_enters_the_build_context() -> None:
     files = [str(path.relative_to(ROOT)) for path in (ROOT / "fedtta_flwr").rglob("*") if path.is_file()]
     package = [path for path in files if "__pycache__" not in path and "/." not in path]
     wanted = [*package, "pyproject.toml", "README.md", "LICENSE", "server_app.py", "client_app.py"]
-    wanted += [str(path.relative_to(ROOT)) for path in (ROOT / "configs").iterdir()]
+    wanted += [str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.toml")]
     assert [path for path in wanted if not is_sent(path, ignore_patterns())] == []
