@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedtta_flwr import cpu
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import SHARED, Predictor
@@ -234,10 +233,7 @@ def check_heads(config: RunConfig) -> HeadBench:
         As every client has it at the start.
     """
     bench = HeadBench(config)
-    client = config.client_names()[0]
-    bench.data.training(client)
-    for name in SETS:
-        bench.data.load(bench.data.samples(client, name).take(torch.zeros(1, dtype=torch.int64).numpy()))
+    bench.data.check()
     return bench
 
 

@@ -148,6 +148,17 @@ class Benchmark:
             pixels = self._data.images(CLEAN, self._config.severity)[samples.rows]
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous(), labels
 
+    def check(self) -> None:
+        """Read one image of everything that is read later.
+
+        Raises
+        ------
+        ConfigError, DataError
+            Whatever the data set says when it is read.
+        """
+        versions = np.array([CLEAN, *self._config.corruption_names(), *([NATURAL] if self._natural else [])])
+        self.load(Samples(np.zeros(len(versions), np.int64), versions))
+
     def _make(self, i: int, name: str) -> Samples:
         client = self._names[i]
         if name == MIXED:

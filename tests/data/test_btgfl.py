@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -206,6 +206,19 @@ def test_the_training_part_of_cifar10_and_natural_images_from_arrays(cifar: Path
     client = max(natural, key=lambda c: natural[c].sum())
     x, _ = made.test(client, B)
     assert (x[torch.from_numpy(natural[client])] == 7 / 255).all()
+
+
+def test_every_version_is_read_by_the_check() -> None:
+    class Counting(Corruptible):
+        asked: ClassVar[list[str]] = []
+
+        def images(self, corruption: str, severity: int) -> Any:
+            self.asked.append(corruption)
+            return super().images(corruption, severity)
+
+    data = Counting(DATA._clean, DATA.labels, CLASSES, 0)
+    Benchmark(benchmark()._config, data, NATURAL).check()
+    assert set(data.asked) == {"none", *CORRUPTIONS}
 
 
 def test_naturally_shifted_images_need_a_folder() -> None:
