@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedtta_flwr.reports.claims import claims_table
 from fedtta_flwr.reports.of_bench import bench_tables
 from fedtta_flwr.reports.read import BenchOf, read_bench
 
@@ -87,7 +86,7 @@ def part(bench: BenchOf) -> str:
         f"{len(runs)} of {len(bench.cells)} runs; seeds {seeds}.",
         f"Code {codes}; {versions}; {machine}.",
     ]
-    tables = {table.name: table for table in [*bench_tables(bench), claims_table(bench)]}
+    tables = {table.name: table for table in bench_tables(bench)}
     shown = [f"{tables[name].markdown().strip()}\n" for name in TABLES if name in tables]
     return "\n".join([f"## {spec.title}", "", *scale, "", *facts, "", *shown])
 

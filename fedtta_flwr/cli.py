@@ -1,7 +1,5 @@
 """The ``fedtta`` command."""
 
-import signal
-import sys
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +8,7 @@ import typer
 
 from fedtta_flwr import cli_bench, cli_data, cli_deploy, cli_new
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.processes import as_command
 
 app = typer.Typer(
     help="Federated test-time adaptation on Flower.",
@@ -47,7 +46,7 @@ def run(
 ) -> None:
     """Run a federation to the end of its streams."""
     from fedtta_flwr.launch import run_deployment, run_flower, run_local
-    from fedtta_flwr.run_config import read_overrides, resumed
+    from fedtta_flwr.run_config import absolute_paths, read_overrides, resumed
 
     if engine not in ("local", "flower", "deployment"):
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
@@ -58,9 +57,7 @@ def run(
     if engine == "deployment":
         run_deployment(overrides, *cli_deploy.control_address(control, ca, insecure))
         return
-    for key in ("checkpoint", "data-dir", "state-dir"):  # relative to this folder, in whichever the engine works
-        if isinstance(overrides.get(key), str) and overrides[key]:
-            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
+    overrides = absolute_paths(overrides)
     if engine == "local":
         run_local(overrides, nodes)
     else:
@@ -143,14 +140,5 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 def main() -> None:
-    """Run the command; what the user can put right ends in one line and status 2."""
-    # As Ctrl-C does, a terminated run leaves a valid directory and no process behind.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        app()
-    except FedTTAError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    """Run the command."""
+    as_command(app)

@@ -28,13 +28,10 @@ def bench(
     from fedtta_flwr.bench.runner import open_bench, run_cells
     from fedtta_flwr.bench.spec import cells, read_spec
     from fedtta_flwr.data.parallel import cores
-    from fedtta_flwr.run_config import read_overrides
+    from fedtta_flwr.run_config import absolute_paths, read_overrides
 
     parsed, table = read_spec(spec.expanduser())
-    overrides = read_overrides(run_config or [])
-    for key in ("checkpoint", "data-dir"):
-        if isinstance(overrides.get(key), str) and overrides[key]:
-            overrides[key] = str(Path(str(overrides[key])).expanduser().absolute())
+    overrides = absolute_paths(read_overrides(run_config or []))
     everything = cells(parsed, overrides, quick=quick)
     wanted = [cell for cell in everything if _matches(cell.labels | {"seed": str(cell.seed)}, only or [])]
     if not wanted:

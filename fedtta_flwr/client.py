@@ -5,7 +5,7 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 """
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -31,10 +31,12 @@ from fedtta_flwr.records import (
     to_arrays,
     unstack,
 )
-from fedtta_flwr.tgfl import HeadBench, visit_heads
 from fedtta_flwr.usage import peak_cuda, peak_memory
 from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import Workbench, workbench
+
+if TYPE_CHECKING:
+    from fedtta_flwr.tgfl import HeadBench
 
 NOTHING_LATE = -1
 
@@ -115,7 +117,7 @@ def _own_names(context: Context) -> list[str]:
 
 
 def _visit_all(
-    bench: Workbench | HeadBench, request: ConfigRecord, state: dict[str, Tensor], memory: Memory
+    bench: "Workbench | HeadBench", request: ConfigRecord, state: dict[str, Tensor], memory: Memory
 ) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
@@ -124,10 +126,12 @@ def _visit_all(
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
-            if isinstance(bench, HeadBench):
-                visited.append(visit_heads(bench, client, request, own, memory))
-            else:
+            if isinstance(bench, Workbench):
                 visited.append(_visit_one(bench, client, request, own, memory))
+            else:
+                from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
+
+                visited.append(visit_heads(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))
     # Only now: a visit that fails half-way must leave no client half-advanced.

@@ -1,7 +1,6 @@
 """Being a device of a federation: a SuperNode that is started again whenever it ends, until somebody stops it."""
 
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from fedtta_flwr.deploy import Address, supernode_command
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.fleet import NotYet, check_tls, is_registered, reach
 from fedtta_flwr.launch import free_port
-from fedtta_flwr.processes import end_with_parent
+from fedtta_flwr.processes import end_with_parent, stop
 from fedtta_flwr.registry import PLUGIN_VARIABLE
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -101,10 +100,4 @@ def _run(command: list[str], env: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop([process], STOP_SECONDS)

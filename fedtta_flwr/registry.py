@@ -1,4 +1,4 @@
-"""Names that a run config may use for strategies, adapters and trackers, and how they become classes.
+"""Names that a run config may use for strategies, adapters, heads and trackers, and how they become classes.
 
 Nothing heavy is imported before a name is resolved. A class of the user's own package is named
 ``my_package.my_module:MyClass``; since a run config may come from somebody else, such an import needs the

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             )
         merged |= found
     return merged
+
+
+def absolute_paths(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return overrides in which relative paths are of this folder, in whichever a run works."""
+    paths = {key: overrides.get(key) for key in ("checkpoint", "data-dir", "state-dir")}
+    return dict(overrides) | {
+        key: str(Path(path).expanduser().absolute()) for key, path in paths.items() if isinstance(path, str) and path
+    }
 
 
 def resumed(folder: Path) -> dict[str, Scalar]:

@@ -72,8 +72,6 @@ class HeadBench:
         self.fingerprint = fingerprint_of(self.net)
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}
-        #: of the node whose message is being served; a process may serve several
-        self.node_config: Mapping[str, object] = {}
 
     @property
     def measured(self) -> list[str]:
@@ -128,7 +126,7 @@ def visit_heads(
             _personalise(bench, client, number)
             own = statistics(net, in_order(bench, client), _alone(bench))
         if phase == MEASURE:
-            result.samples = len(bench.data.training(client)[1])
+            result.samples = len(bench.data.training_labels(client))
             result.descriptor = torch.cat([torch.zeros(0), *(own[name].cpu() for name in bench.measured)])
         else:
             _predict(bench, client, phase, own, received or bench.adapted_state(), result)
@@ -141,7 +139,7 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     """Train on the client's images: the personal head on what was received, then what is shared."""
     if bench.net.recipe.heads == "apart":
         _personalise(bench, client, round_)
-    _, y = bench.data.training(client)
+    y = bench.data.training_labels(client)
     counts = torch.bincount(torch.from_numpy(y), minlength=bench.classes).to(bench.device)
     epochs = bench.config.tgfl.epochs
     train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)

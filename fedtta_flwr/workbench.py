@@ -146,7 +146,8 @@ def workbench(context: Context) -> "Workbench | HeadBench":
         for stale in [other for other in _workbenches if other[0] != context.run_id]:
             del _workbenches[stale]  # one run at a time: an earlier run's networks and images are let go
         _workbenches[key] = bench
-    bench.node_config = context.node_config
+    if isinstance(bench, Workbench):
+        bench.node_config = context.node_config  # streams depend on it, and on nothing else of the context
     return bench
 
 

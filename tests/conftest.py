@@ -2,7 +2,8 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,18 @@ def one_thread() -> None:
 def resnet8() -> nn.Module:
     """The embedded source model; copy it before you change it."""
     return load(embedded_checkpoint(), architecture="resnet8", classes=10)
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """What is logged from warnings on."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 class RecordingGrid(LocalGrid):

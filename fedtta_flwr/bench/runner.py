@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
 from fedtta_flwr.config import WHERE, Scalar
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
-from fedtta_flwr.processes import end_with_parent
+from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
 
 FILE = "bench.json"
@@ -168,7 +168,7 @@ def run_cells(folder: Path, cells: Sequence[Cell], workers: int, watcher: Watche
                 watcher.ended(one.cell, fault, time.monotonic() - one.began)
             watcher.advanced(running)
     finally:
-        _stop([one.process for one in running])
+        stop([one.process for one in running], STOP_SECONDS)
     return faults
 
 
@@ -203,17 +203,6 @@ def _fault(folder: Path, ended: Running) -> str:
     return last.removeprefix("error: ") if status == 2 and last.startswith("error: ") else f"{why}: {last}"
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def machine() -> str:
     """Return what the runs are timed on, in words."""
     name = platform.processor() or platform.machine()
@@ -229,14 +218,10 @@ def main() -> None:
     """Run one cell: BENCH CELL."""
     from fedtta_flwr.launch import run_local
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     folder, name = Path(sys.argv[1]), sys.argv[2]
     (cell,) = [c for c in json.loads((folder / FILE).read_text())["cells"] if c["id"] == name]
-    try:
-        run_local(cell["config"] | {"output-dir": str(cell_folder(folder, name).absolute())}, nodes=1)
-    except FedTTAError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    output = str(cell_folder(folder, name).absolute())
+    as_command(lambda: run_local(cell["config"] | {"output-dir": output}, nodes=1))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,11 @@ class Benchmark:
 
     def training(self, client: str) -> tuple["Tensor", NDArray[np.int64]]:
         """Return a client's training part: images [N, 3, H, W] in [0, 1] and labels [N]."""
-        i = self._names.index(client)
-        return self.load(_versions(self._shares[i][: self._cuts[i][0]]))
+        return self.load(_versions(self._training_rows(client)))
+
+    def training_labels(self, client: str) -> NDArray[np.int64]:
+        """Return the labels [N] alone."""
+        return self._data.labels[self._training_rows(client)]
 
     def test(self, client: str, name: str) -> tuple["Tensor", NDArray[np.int64]]:
         """Return one of a client's five test sets: images [N, 3, H, W] in [0, 1] and labels [N]."""
@@ -158,6 +161,10 @@ class Benchmark:
         """
         versions = np.array([CLEAN, *self._config.corruption_names(), *([NATURAL] if self._natural else [])])
         self.load(Samples(np.zeros(len(versions), np.int64), versions))
+
+    def _training_rows(self, client: str) -> Indices:
+        i = self._names.index(client)
+        return self._shares[i][: self._cuts[i][0]]
 
     def _make(self, i: int, name: str) -> Samples:
         client = self._names[i]

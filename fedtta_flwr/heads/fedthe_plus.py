@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from fedtta_flwr.adaptation.augment import crop_and_flip
 from fedtta_flwr.adaptation.augmix import augmix
 from fedtta_flwr.adaptation.entropy import marginal_entropy
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.heads.base import Fitted
 from fedtta_flwr.heads.fedthe import FedTHE
 from fedtta_flwr.options import FedTHEPlusOptions
@@ -30,10 +31,9 @@ class FedTHEPlus(FedTHE):
         super().__init__(fitted, options)
         self.options: FedTHEPlusOptions = options
         self._heads = [nn.Parameter(head.clone()) for head in (fitted.global_head, fitted.personal_head)]
-        self._tuned: list[Tensor] = [*self.extractor.parameters(), *self._heads]
-        for p in self._tuned:
-            p.requires_grad_(True)
-        self._source = [p.detach().clone() for p in self._tuned]
+        tuned = [*self.extractor.parameters(), *self._heads]
+        self._optimizer = Optimizer(tuned, "sgd", learning_rate=options.tune_rate)
+        self._source = [p.detach().clone() for p in tuned]
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -46,20 +46,19 @@ class FedTHEPlus(FedTHE):
             pairs = zip(x.unsqueeze(1), self.weights, strict=True)
             rows = [self._one(image, weight, first + i) for i, (image, weight) in enumerate(pairs)]
         finally:
-            torch._foreach_copy_(self._tuned, self._source)
+            torch._foreach_copy_(self._optimizer.parameters, self._source)
         return torch.cat(rows).softmax(1)
 
     def _one(self, image: Tensor, weight: Tensor, place: int) -> Tensor:
         """Return the logits [1, K] of one image [1, C, H, W], the place-th of its test set, after its steps."""
-        torch._foreach_copy_(self._tuned, self._source)
+        torch._foreach_copy_(self._optimizer.parameters, self._source)
         generator = self.generator("fedthe-plus", place)
         repeated = image.nan_to_num(0.0, 1.0, 0.0).expand(self.options.views, -1, -1, -1)
         for _ in range(self.options.tune_steps):
             views = augmix(crop_and_flip(repeated, generator), generator)
             with torch.enable_grad():
                 loss = marginal_entropy(self._mixture(views, weight))
-                gradients = torch.autograd.grad(loss, self._tuned, materialize_grads=True, allow_unused=True)
-            torch._foreach_add_(self._tuned, gradients, alpha=-self.options.tune_rate)
+            self._optimizer.minimize(loss)
         return self._mixture(image, weight)
 
     def _mixture(self, x: Tensor, weight: Tensor) -> Tensor:

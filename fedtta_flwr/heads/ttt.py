@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.heads.base import Fitted, Predictor, Recipe
 from fedtta_flwr.heads.training import turn
 from fedtta_flwr.options import Options, TTTOptions
@@ -32,10 +33,9 @@ class TTT(Predictor):
         super().__init__(fitted, options)
         self.options: TTTOptions = options
         self._rotation = nn.Parameter(fitted.statistics["rotation-head"].clone())
-        self._tuned: list[Tensor] = [*self.extractor.parameters(), self._rotation]
-        for p in self._tuned:
-            p.requires_grad_(True)
-        self._source = [p.detach().clone() for p in self._tuned]
+        tuned = [*self.extractor.parameters(), self._rotation]
+        self._optimizer = Optimizer(tuned, "sgd", learning_rate=options.learning_rate)
+        self._source = [p.detach().clone() for p in tuned]
 
     @classmethod
     def recipe(cls, options: Options) -> Recipe:
@@ -47,7 +47,7 @@ class TTT(Predictor):
     def reset(self) -> None:
         """Return to what training left."""
         super().reset()
-        torch._foreach_copy_(self._tuned, self._source)
+        torch._foreach_copy_(self._optimizer.parameters, self._source)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -59,14 +59,13 @@ class TTT(Predictor):
     def _one(self, image: Tensor) -> Tensor:
         """Return the features [1, D] of one image [1, C, H, H] after its steps."""
         if not self.options.online:
-            torch._foreach_copy_(self._tuned, self._source)
+            torch._foreach_copy_(self._optimizer.parameters, self._source)
         if image.isfinite().all() and not self._upright(image):
             turned, quarters = turn(image.expand(self.options.views, -1, -1, -1))
             for _ in range(self.options.steps):
                 with torch.enable_grad():
                     loss = F.cross_entropy(F.linear(self.extractor(turned), self._rotation), quarters)
-                    gradients = torch.autograd.grad(loss, self._tuned, materialize_grads=True, allow_unused=True)
-                torch._foreach_add_(self._tuned, gradients, alpha=-self.options.learning_rate)
+                self._optimizer.minimize(loss)
         z: Tensor = self.extractor(image)
         return z
 

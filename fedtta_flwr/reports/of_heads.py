@@ -11,9 +11,7 @@ from fedtta_flwr.reports.figures import Figure, figure
 from fedtta_flwr.reports.interpolation import FILE
 from fedtta_flwr.reports.mistrust import Arrays, heads_fault, read_arrays
 from fedtta_flwr.reports.read import Run
-
-#: score -> what it is of in such a run
-HEADS = {"source": "global head", "local": "personal head"}
+from fedtta_flwr.reports.terminal import HEAD_TITLES
 
 
 def head_figures(run: Run) -> list[Figure]:
@@ -21,7 +19,7 @@ def head_figures(run: Run) -> list[Figure]:
     sets = [name for name in SETS if any(name in _by_set(run, score) for score in run.scores())]
     if not sets:
         return []
-    names = [HEADS.get(score, str(run.config.get("head", score))) for score in run.scores()]
+    names = [HEAD_TITLES.get(score, str(run.config.get("head", score))) for score in run.scores()]
     values = [[_by_set(run, score).get(name) for name in sets] for score in run.scores()]
     known = [[value for value in several if value is not None] for several in values]
     text = "; ".join(f"{name}: {', '.join(f'{v:.2f} %' for v in v_)}" for name, v_ in zip(names, known, strict=True))

@@ -13,6 +13,7 @@ STRUCTURE = {
     "within_group": "weight within a group",
     "evenness": "evenness of a row (0: one client, 1: all alike)",
 }
+MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
 MiB = 2**20
 #: column -> by what it is divided, digits
 COSTS = {
@@ -54,6 +55,13 @@ def major_and_minor(run: Run, score: str) -> tuple[float, float] | None:
     if not major.any() or not minor.any():
         return None
     return 100 * float(correct[major].sum() / seen[major].sum()), 100 * float(correct[minor].sum() / seen[minor].sum())
+
+
+def by_class(run: Run, score: str) -> dict[str, float | None]:
+    """Return the accuracy in percent by class; None for one that did not occur."""
+    counts = run.summary["accuracy"].get(score, {}).get("per_class") or {"seen": [], "correct": []}
+    pairs = zip(counts["seen"], counts["correct"], strict=True)
+    return {str(k): 100 * correct / seen if seen else None for k, (seen, correct) in enumerate(pairs)}
 
 
 def costs(run: Run) -> list[float | None]:
@@ -116,22 +124,17 @@ def _by(run: Run, key: str, title: str) -> Table:
 
 
 def _classes(run: Run) -> Table:
-    found = {score: run.summary["accuracy"][score].get("per_class") for score in run.scores()}
-    found = {score: counts for score, counts in found.items() if counts}
+    found = {score: shares for score in run.scores() if (shares := by_class(run, score))}
     rows: list[list[str]] = []
     if found:
-        seen = next(iter(found.values()))["seen"]
+        seen = run.summary["accuracy"][next(iter(found))]["per_class"]["seen"]
         for k, samples in enumerate(seen):
-            shares = [
-                counts["correct"][k] / counts["seen"][k] if counts["seen"][k] else None for counts in found.values()
-            ]
-            rows.append([str(k), f"{samples:,}", *(number(None if s is None else 100 * s) for s in shares)])
+            rows.append([str(k), f"{samples:,}", *(number(shares[str(k)]) for shares in found.values())])
         pairs = {score: major_and_minor(run, score) for score in found}
         if all(pair is not None for pair in pairs.values()):
             for part, name in enumerate(("major classes", "minor classes")):
                 rows.append([name, "", *(number(pair[part]) for pair in pairs.values() if pair is not None)])
-    note = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
-    return Table("per-class", "Accuracy in % by class", ["class", "samples", *found], rows, notes=[note])
+    return Table("per-class", "Accuracy in % by class", ["class", "samples", *found], rows, notes=[MAJOR_NOTE])
 
 
 def _structure(run: Run) -> Table:

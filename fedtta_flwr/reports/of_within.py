@@ -6,12 +6,11 @@ import numpy as np
 
 from fedtta_flwr.bench.spec import Labels, Published
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, published_within
-from fedtta_flwr.reports.of_run import major_and_minor
+from fedtta_flwr.reports.of_run import MAJOR_NOTE, by_class, major_and_minor
 from fedtta_flwr.reports.read import BenchOf, Run, shifts
 from fedtta_flwr.reports.tables import Table, number, signed, spread
 
 MOST = 40  # columns of a table
-MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
 
 Values = Mapping[str, float | None]  # accuracy in percent by what is within a cell
 
@@ -26,7 +25,7 @@ def tables_within(bench: BenchOf) -> list[Table]:
     ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by_corruption}
     if asked or not together:
         ways["position"] = _by_position
-    ways |= {"class": _by_class, "client": _by_client}
+    ways |= {"class": by_class, "client": _by_client}
     return [_within(bench, within, way) for within, way in ways.items()]
 
 
@@ -80,12 +79,6 @@ def _by_client(run: Run, score: str) -> Values:
 
 def _by_position(run: Run, score: str) -> Values:
     return {str(i): value for i, value in enumerate(positions(run, score), 1)}
-
-
-def _by_class(run: Run, score: str) -> Values:
-    counts = run.summary["accuracy"].get(score, {}).get("per_class") or {"seen": [], "correct": []}
-    pairs = zip(counts["seen"], counts["correct"], strict=True)
-    return {str(k): 100 * correct / seen if seen else None for k, (seen, correct) in enumerate(pairs)}
 
 
 def _accuracy(run: Run, score: str, key: str) -> Values:

@@ -1,7 +1,7 @@
 """The report of a run or a benchmark: one page, its figures, and its tables as Markdown, CSV and LaTeX."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,8 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     named: list[str] = []  # which a table of the page names already
     if isinstance(source, BenchOf):
         named = [f"{cell.id}: {cell.fault}" for cell in source.cells if cell.fault]
-        heading, facts, matrices = source.spec.title, _bench_facts(source), _bench_matrices(source)
+        heading, facts = source.spec.title, _bench_facts(source)
+        matrices = list(itertools.islice(_bench_matrices(source), MOST_MATRICES))
     else:
         faults += source.faults
         heading, facts, matrices = f"Run {source.path.name}", _run_facts(source), _run_matrices(source, "W")
@@ -176,12 +177,11 @@ def _run_matrices(run: Run, heading: str) -> list[Matrices]:
     ]
 
 
-def _bench_matrices(bench: BenchOf) -> list[Matrices]:
+def _bench_matrices(bench: BenchOf) -> Iterator[Matrices]:
+    """Give the maps one by one: the files are large, and not all are asked for."""
     rows, columns = rows_and_columns(bench)
-    made: list[Matrices] = []
     for column, row in itertools.product(columns, rows):
         for run in bench.runs(row | column)[:1]:
             heading = f"{title(column | row)}, seed {run.config['seed']}"
             # Of a method whose W never changes and never chooses there is nothing to see.
-            made += [m for m in _run_matrices(run, heading) if float(np.ptp(m.weights, axis=0).max()) > SAME]
-    return made[:MOST_MATRICES]
+            yield from (m for m in _run_matrices(run, heading) if float(np.ptp(m.weights, axis=0).max()) > SAME)

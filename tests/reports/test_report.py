@@ -1,6 +1,5 @@
 """Reports of real runs: a benchmark with what can go wrong in one, and a single run."""
 
-import csv
 import json
 import re
 import shutil
@@ -21,6 +20,7 @@ from fedtta_flwr.reports.of_within import positions
 from fedtta_flwr.reports.read import read_bench, read_run
 from fedtta_flwr.reports.report import write_report
 from tests.conftest import TINY
+from tests.reports.conftest import table
 
 HOSTILE = "<script>alert(1)</script>"
 SPEC: dict[str, Any] = {
@@ -68,11 +68,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(cell_folder(folder, "NIID.Local.seed0"), broken)
     (broken / "summary.json").write_text("{")
     return folder
-
-
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    with (folder / "tables" / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def accuracy(bench: Path, cell: str, score: str = "post", metric: str = "micro") -> float:

@@ -1,7 +1,6 @@
 """A method that has become another one is named once."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,18 +16,6 @@ CHOOSING = torch.tensor([[0.4, 0.4, 0.1, 0.1]] * 2 + [[0.1, 0.1, 0.4, 0.4]] * 2)
 MISSING = None
 
 
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """What is logged from warnings on."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("flwr")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
-
-
 def watch(matrices: list[Tensor | None], rounds: int | None = None, **flat: Any) -> None:
     observer = Watch()
     observer.on_start(RunConfig.from_flat(flat), ("a", "b", "c", "d"), rounds or len(matrices))
@@ -39,33 +26,33 @@ def watch(matrices: list[Tensor | None], rounds: int | None = None, **flat: Any)
 
 
 @pytest.mark.parametrize(("weights", "method", "change"), [(ALONE, "local", "larger"), (EQUAL, "fedavg", "smaller")])
-def test_ten_rounds_in_a_row_are_said_once(weights: Tensor, method: str, change: str, said: list[str]) -> None:
+def test_ten_rounds_in_a_row_are_said_once(weights: Tensor, method: str, change: str, warned: list[str]) -> None:
     watch([CHOOSING, *[weights] * 9], rounds=40)
-    assert said == []
+    assert warned == []
     watch([CHOOSING, *[weights] * 30], rounds=40)
-    (line,) = said
+    (line,) = warned
     assert line.startswith(f"fedctta has silently become {method}: for 10 rounds in a row")
     assert line.endswith(f'; make fedctta.temperature {change}, or fedctta.temperature = "median"')
     assert "\n" not in line
 
 
 @pytest.mark.parametrize("between", [CHOOSING, EQUAL, MISSING])
-def test_a_round_between_breaks_the_row(between: Tensor | None, said: list[str]) -> None:
+def test_a_round_between_breaks_the_row(between: Tensor | None, warned: list[str]) -> None:
     watch([*[ALONE] * 9, between, *[ALONE] * 9], rounds=19)
-    assert said == []
+    assert warned == []
 
 
-def test_nothing_is_said_a_second_time(said: list[str]) -> None:
+def test_nothing_is_said_a_second_time(warned: list[str]) -> None:
     watch([*[ALONE] * 10, CHOOSING, *[ALONE] * 10, *[EQUAL] * 10])
-    assert len(said) == 1
+    assert len(warned) == 1
 
 
-def test_a_short_run_is_said_at_its_end(said: list[str]) -> None:
+def test_a_short_run_is_said_at_its_end(warned: list[str]) -> None:
     watch([ALONE] * 3, rounds=4)
     watch([ALONE, ALONE, CHOOSING], rounds=3)
-    assert said == []
+    assert warned == []
     watch([ALONE] * 3, rounds=3)
-    (line,) = said
+    (line,) = warned
     assert "for 3 rounds in a row" in line
 
 
@@ -78,9 +65,9 @@ def test_a_short_run_is_said_at_its_end(said: list[str]) -> None:
         ("fedtsa", "is above 0.99"),  # it has no scale
     ],
 )
-def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, said: list[str]) -> None:
+def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, warned: list[str]) -> None:
     watch([ALONE], strategy=strategy)
-    (line,) = said
+    (line,) = warned
     assert line.endswith(hint)
 
 
@@ -126,8 +113,8 @@ def test_of_many_clients_a_small_difference_counts() -> None:
         ({"strategy": "pfedgraph", "adapter": "source"}, None),  # nothing travels
     ],
 )
-def test_real_runs(flat: dict[str, Any], method: str | None, run_local: Callable[..., Any], said: list[str]) -> None:
+def test_real_runs(flat: dict[str, Any], method: str | None, run_local: Callable[..., Any], warned: list[str]) -> None:
     run_local(scores="", **flat)
-    found = [line for line in said if "silently" in line]
+    found = [line for line in warned if "silently" in line]
     assert len(found) == (method is not None)
     assert all(f"has silently become {method}: for 4 rounds" in line for line in found)

@@ -1,6 +1,5 @@
 """Tables by corruption, position, class and client, beside what was published, of real runs."""
 
-import csv
 import json
 import statistics
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedtta_flwr.reports.of_within import tables_within
 from fedtta_flwr.reports.read import read_bench
 from fedtta_flwr.reports.report import write_report
 from tests.conftest import TINY
+from tests.reports.conftest import table
 
 SPEC: dict[str, Any] = {
     "name": "lengths",
@@ -52,11 +52,6 @@ def written(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("report")
     write_report(bench, output)
     return output
-
-
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    with (folder / "tables" / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def arrays(bench: Path, cell: str) -> dict[str, Any]:

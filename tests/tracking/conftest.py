@@ -1,9 +1,8 @@
 """Tiny tracked federations, what rounds.jsonl says of them, and ways to break them."""
 
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +64,6 @@ def start(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return run
-
-
-@pytest.fixture
-def warned() -> Iterator[list[str]]:
-    """What is logged from warnings on."""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("flwr")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
 
 
 def expected(path: Path) -> Numbers:
