@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
-from fedtta_flwr.config import WHERE, Scalar
+from fedtta_flwr.config import WHERE, Scalar, describe_keys
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.processes import as_command, end_with_parent, stop
@@ -114,16 +114,18 @@ def open_bench(
     elif folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--output {folder}: holds files already; name a new or an empty folder, or a benchmark's")
     left, stale = [], []
+    defaults = {key: default for key, default, _ in describe_keys()}  # for keys that older code did not know
     for cell in cells:
         own = cell_folder(folder, cell.id)
         if not is_finished(own):
             left.append(cell)
             continue
         made = json.loads((own / "config.json").read_text())
-        if differing := [k for k, v in cell.config.items() if k not in WHERE and made["config"].get(k) != v]:
+        ran = defaults | made["config"]
+        if differing := [k for k, v in cell.config.items() if k not in WHERE and ran.get(k) != v]:
             key = differing[0]
             raise ConfigError(
-                f"--output {folder}: {cell.id} was run with {key} = {made['config'].get(key)!r}, now it is "
+                f"--output {folder}: {cell.id} was run with {key} = {ran.get(key)!r}, now it is "
                 f"{cell.config[key]!r}; name another folder"
             )
         if made["code"] != code_fingerprint():
