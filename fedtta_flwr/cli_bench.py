@@ -19,7 +19,8 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds, as SPEC's [quick] says")] = False,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="runs at a time; 0 = as many as cores allow")] = 0,
     only: Annotated[
-        list[str] | None, typer.Option(help="axis=point or seed=number; repeatable: runs that match all")
+        list[str] | None,
+        typer.Option(help="axis=point or seed=number; repeatable: runs at one of the points of every axis named"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show which runs there are, and run none")] = False,
 ) -> None:
@@ -81,10 +82,10 @@ def report(
 
 
 def _matches(labels: dict[str, str], only: list[str]) -> bool:
+    points: dict[str, list[str]] = {}
     for pattern in only:
         axis, equals, point = pattern.partition("=")
         if not equals or axis not in labels:
             raise ConfigError(f"--only {pattern!r}: allowed: {'=..., '.join(labels)}=...")
-        if labels[axis] != point:
-            return False
-    return True
+        points.setdefault(axis, []).append(point)
+    return all(labels[axis] in allowed for axis, allowed in points.items())

@@ -162,6 +162,8 @@ def test_only_and_dry_run(tmp_path: Path) -> None:
     spec = written_spec(tmp_path)
     done = bench(spec, "--only", "strategy=FedAvg", "--only", "seed=0", "--dry-run")
     assert done.stdout.split() == ["FedAvg.seed0", "1", "runs"]
+    both = bench(spec, "--only", "strategy=FedAvg", "--only", "strategy=Local", "--only", "seed=0", "--dry-run")
+    assert both.stdout.split() == ["Local.seed0", "FedAvg.seed0", "2", "runs"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.toml"]
     assert "no run matches" in bench(spec, "--only", "strategy=Other").stderr
     assert "allowed: strategy=..., seed=..." in bench(spec, "--only", "adapter=tent").stderr
