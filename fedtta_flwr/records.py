@@ -101,13 +101,12 @@ def error_of(message: Message) -> str | None:
 
 
 @cache
-def code_fingerprint() -> str:
-    """Return a short hash of this package's source files, without the templates, which no run uses.
+def code_fingerprint(root: Path = Path(__file__).parent) -> str:
+    """Return a short hash of the package's source files, without the templates, which no run uses.
 
     Server and clients compare theirs: a simulation can otherwise run another checkout's client code unnoticed, and a
     device an older version. (Of the templates, Flower's app bundle leaves the tests out.)
     """
-    root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(set(root.rglob("*.py")) - set((root / "templates").rglob("*.py"))):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
