@@ -42,14 +42,12 @@ class Figure:
     width: int
 
 
-def bench_figures(bench: BenchOf) -> list[Figure]:
-    """Return, for each column of the main table, accuracies, and accuracy and weight within groups over time."""
+def accuracy_figures(bench: BenchOf) -> list[Figure]:
+    """Return the accuracies of each column of the main table."""
     rows, columns = rows_and_columns(bench)
     score, metric, figures = bench.spec.score, bench.spec.metric, list[Figure]()
     for k, column in enumerate(columns):
-        where = f": {title(column)}" if column else ""
-        cells = [(row, bench.runs(row | column)) for row in rows]
-        accuracies = [[run.accuracy(score, metric) for run in runs] for _, runs in cells]
+        accuracies = [[run.accuracy(score, metric) for run in bench.runs(row | column)] for row in rows]
         values = [[value for value in several if value is not None] for several in accuracies]
         there = [i for i, several in enumerate(values) if several]
         if there:
@@ -58,8 +56,18 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
             marks = [_mark(bench, rows[i] | column) for i in there]
             text = "; ".join(f"{name} {np.mean(v):.2f} %" for name, v in zip(names, known, strict=True))
             size = (NARROW, 0.9 + 0.36 * len(names))
-            figures.append(figure(f"accuracy-{k + 1}", f"{score}{where}", text, dots(names, known, marks, there), size))
-        runs = {i: several for i, (_, several) in enumerate(cells) if several}
+            drawn = dots(names, known, marks, there)
+            figures.append(figure(f"accuracy-{k + 1}", f"{score}{of_column(column)}", text, drawn, size))
+    return figures
+
+
+def bench_figures(bench: BenchOf) -> list[Figure]:
+    """Return, for each column of the main table, accuracy and weight within groups over time."""
+    rows, columns = rows_and_columns(bench)
+    score, figures = bench.spec.score, list[Figure]()
+    for k, column in enumerate(columns):
+        where = of_column(column)
+        runs = {i: several for i, row in enumerate(rows) if (several := bench.runs(row | column))}
         strip = next(filter(None, (_strip(run) for several in runs.values() for run in several)), None)
         names = [title(row) or score for row in rows]  # a row has the same colour in every figure
         curves = {i: _mean([_curve(run, score, range(len(run.clients))) for run in r]) for i, r in runs.items()}
@@ -82,6 +90,11 @@ def run_figures(run: Run) -> list[Figure]:
     found = {i: _of_lines(run, key) for i, key in enumerate(STRUCTURE)}
     names = list(STRUCTURE.values())
     return figures + _over_time("collaboration", "W over time", SHARE, names, found, strip)
+
+
+def of_column(column: Labels) -> str:
+    """Return what follows a figure's heading, where the main table has columns."""
+    return f": {title(column)}" if column else ""
 
 
 def group_name(run: Run, group: Sequence[int]) -> str:

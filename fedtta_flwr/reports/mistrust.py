@@ -22,6 +22,9 @@ class _Accuracy(BaseModel):
     macro_all_classes: float
     per_corruption: dict[str, float]
     per_client: dict[str, float]
+    # later than the rest, so missing in older runs:
+    mean_corruptions: float | None = None
+    per_corruption_macro_all_classes: dict[str, float] = {}
     per_client_macro_all_classes: dict[str, float] = {}
     per_class: dict[Literal["seen", "correct"], list[int]] = {}
 

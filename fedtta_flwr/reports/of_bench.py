@@ -54,7 +54,8 @@ def main_table(bench: BenchOf) -> Table:
                 notes.append(entry.note)
         body.append([*row.values(), *cells])
     seeds = sorted({cell.seed for cell in bench.cells})
-    about = f"{spec.score}, {METRICS[spec.metric]}, in %; mean ± standard deviation over up to {len(seeds)} seeds."
+    spread_of = f"mean ± standard deviation over up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    about = f"{spec.score}, {METRICS[spec.metric]}, in %; {spread_of}."
     extra = [FLAG_NOTE, *(f"Published: {note}." for note in notes)] if any(known) else []
     extra += _fewer(bench, seeds)
     return Table("main", spec.title, [*spec.rows, *heads], body, labels=len(spec.rows), notes=[about, *extra])

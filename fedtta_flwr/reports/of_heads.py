@@ -1,42 +1,75 @@
-"""The figures of a run of two heads: accuracy by test set, and how much the global head counted (BTFL, figure 6)."""
+"""The figures of two heads: accuracy by test set, and how much the global head counted (BTFL, figure 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.reports.drawing import FAINT, WIDE, Draw, colour
-from fedtta_flwr.reports.figures import Figure, figure
+from fedtta_flwr.reports.figures import Figure, figure, of_column
 from fedtta_flwr.reports.interpolation import FILE
+from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.mistrust import Arrays, heads_fault, read_arrays
-from fedtta_flwr.reports.read import Run
+from fedtta_flwr.reports.read import BenchOf, Run
 from fedtta_flwr.reports.terminal import HEAD_TITLES
 
 
 def head_figures(run: Run) -> list[Figure]:
     """Return accuracy by test set, and the distribution of the global head's weight where heads were weighed."""
-    sets = [name for name in SETS if any(name in _by_set(run, score) for score in run.scores())]
+    names = [HEAD_TITLES.get(score, str(run.config.get("head", score))) for score in run.scores()]
+    values = [_by_set(run, score) for score in run.scores()]
+    return _sets("sets", "Accuracy by test set", names, values, range(len(names))) + _weights(run, "weights", "")
+
+
+def head_bench_figures(bench: BenchOf) -> list[Figure]:
+    """Return the same for each column of the main table: a bar for each row; weights of the first seed."""
+    rows, columns = rows_and_columns(bench)
+    sets, weights = list[Figure](), list[Figure]()
+    for k, column in enumerate(columns):
+        where = of_column(column)
+        found = {i: runs for i, row in enumerate(rows) if (runs := bench.runs(row | column))}
+        names = [title(rows[i]) or bench.spec.score for i in found]
+        values = [_mean([_by_set(run, bench.spec.score) for run in runs]) for runs in found.values()]
+        sets += _sets(f"sets-{k + 1}", f"Accuracy by test set{where}", names, values, list(found))
+        for name, (i, runs) in zip(names, found.items(), strict=True):
+            weights += _weights(runs[0], f"weights-{k + 1}-{i + 1}", f"{where}: {name}")
+    return sets + weights
+
+
+def _mean(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over seeds."""
+    return {
+        name: float(np.mean([values[name] for values in several if name in values]))
+        for name in SETS
+        if any(name in values for values in several)
+    }
+
+
+def _sets(
+    file: str, heading: str, names: Sequence[str], values: Sequence[Mapping[str, float]], colours: Sequence[int]
+) -> list[Figure]:
+    sets = [name for name in SETS if any(name in of_head for of_head in values)]
     if not sets:
         return []
-    names = [HEAD_TITLES.get(score, str(run.config.get("head", score))) for score in run.scores()]
-    values = [[_by_set(run, score).get(name) for name in sets] for score in run.scores()]
-    known = [[value for value in several if value is not None] for several in values]
-    text = "; ".join(f"{name}: {', '.join(f'{v:.2f} %' for v in v_)}" for name, v_ in zip(names, known, strict=True))
-    made = [figure("sets", "Accuracy by test set", text, bars(sets, names, values), (WIDE, 3.4))]
+    spoken = (f"{name}: {', '.join(f'{v:.2f} %' for v in of.values())}" for name, of in zip(names, values, strict=True))
+    drawn = bars(sets, names, [[of_head.get(name) for name in sets] for of_head in values], colours)
+    return [figure(file, heading, "; ".join(spoken), drawn, (WIDE, 3.4))]
+
+
+def _weights(run: Run, file: str, of: str) -> list[Figure]:
     path = run.path / FILE
     weights = read_arrays(path, heads_fault, len(run.clients), run.faults) if path.exists() else None
-    if weights is not None and len(weights["sets"]):
-        about = "; ".join(
-            f"{name} mean {mean:.2f}" for name, mean in zip(weights["sets"], _means(weights), strict=True)
-        )
-        size = (WIDE, 0.8 + 1.1 * len(weights["sets"]))
-        made.append(figure("weights", "Weight of the global head, by test set", about, ridges(weights), size))
-    return made
+    if weights is None or not len(weights["sets"]):
+        return []
+    about = "; ".join(f"{name} mean {mean:.2f}" for name, mean in zip(weights["sets"], _means(weights), strict=True))
+    size = (WIDE, 0.8 + 1.1 * len(weights["sets"]))
+    return [figure(file, f"Weight of the global head, by test set{of}", about, ridges(weights), size)]
 
 
 def _by_set(run: Run, score: str) -> dict[str, float]:
-    return dict(run.summary["accuracy"][score]["per_corruption"])
+    found: dict[str, float] = run.summary["accuracy"].get(score, {}).get("per_corruption", {})
+    return found
 
 
 def _means(weights: Arrays) -> list[float]:
@@ -46,21 +79,23 @@ def _means(weights: Arrays) -> list[float]:
     return [float(row @ middles / max(1, row.sum())) for row in table]
 
 
-def bars(sets: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float | None]]) -> Draw:
+def bars(
+    sets: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float | None]], colours: Sequence[int]
+) -> Draw:
     """Draw a group of bars for each test set, a bar for each head."""
 
     def draw(canvas: Any, dark: bool) -> None:
         axes = canvas.add_subplot()
         width = 0.8 / max(1, len(names))
-        for i, (name, several) in enumerate(zip(names, values, strict=True)):
+        for i, (name, several, number) in enumerate(zip(names, values, colours, strict=True)):
             heights = [np.nan if value is None else value for value in several]
             place = np.arange(len(sets)) + (i - (len(names) - 1) / 2) * width
-            drawn = axes.bar(place, heights, width, color=colour(i), label=name)
+            drawn = axes.bar(place, heights, width, color=colour(number), label=name)
             axes.bar_label(drawn, fmt="%.0f", fontsize=7)
         axes.set_xticks(range(len(sets)), sets)
         axes.set_ylabel("accuracy in %")
         axes.grid(axis="y", color=FAINT[dark], alpha=0.3, linewidth=0.5)
-        axes.legend(frameon=False, fontsize=8, ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes.legend(frameon=False, fontsize=8, ncols=min(len(names), 5), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
     return draw
 

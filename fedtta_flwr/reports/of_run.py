@@ -7,7 +7,12 @@ import numpy as np
 from fedtta_flwr.reports.read import Run
 from fedtta_flwr.reports.tables import Table, number
 
-METRICS = {"micro": "micro", "macro": "macro, classes that occurred", "macro_all_classes": "macro, all K classes"}
+METRICS = {
+    "micro": "micro",
+    "macro": "macro, classes that occurred",
+    "macro_all_classes": "macro, all K classes",
+    "mean_corruptions": "mean of the corruptions, or test sets",
+}
 STRUCTURE = {
     "self_weight": "weight of a client's own state",
     "within_group": "weight within a group",

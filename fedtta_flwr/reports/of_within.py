@@ -6,11 +6,12 @@ import numpy as np
 
 from fedtta_flwr.bench.spec import Labels, Published
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, published_within
-from fedtta_flwr.reports.of_run import MAJOR_NOTE, by_class, major_and_minor
+from fedtta_flwr.reports.of_run import MAJOR_NOTE, METRICS, by_class, major_and_minor
 from fedtta_flwr.reports.read import BenchOf, Run, shifts
 from fedtta_flwr.reports.tables import Table, number, signed, spread
 
 MOST = 40  # columns of a table
+MACRO = "macro_all_classes"
 
 Values = Mapping[str, float | None]  # accuracy in percent by what is within a cell
 
@@ -18,14 +19,16 @@ Values = Mapping[str, float | None]  # accuracy in percent by what is within a c
 def tables_within(bench: BenchOf) -> list[Table]:
     """Return the spec's score by corruption, position, class and client, beside what was published by one of them.
 
-    By position only where clients see different corruptions at a time, or where something was published so.
+    Micro; by corruption and client macro over all classes, where the spec's metric is that. By position only where
+    clients see different corruptions at a time, or where something was published so.
     """
     together = all(len(run.groups()) == 1 for _, runs in every_cell(bench) for run in runs)
     asked = any(entry.over == "position" for entry in bench.spec.published)
-    ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by_corruption}
+    kind = f"_{MACRO}" if bench.spec.metric == MACRO else ""
+    ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by(f"per_corruption{kind}")}
     if asked or not together:
         ways["position"] = _by_position
-    ways |= {"class": by_class, "client": _by_client}
+    ways |= {"class": by_class, "client": _by(f"per_client{kind}")}
     return [_within(bench, within, way) for within, way in ways.items()]
 
 
@@ -69,21 +72,18 @@ def positions(run: Run, score: str) -> list[float | None]:
     return [100 * float(c / s) if s else None for s, c in zip(seen, correct, strict=True)]
 
 
-def _by_corruption(run: Run, score: str) -> Values:
-    return _accuracy(run, score, "per_corruption")
+def _by(key: str) -> Callable[[Run, str], Values]:
+    """Return what reads a mapping of summary.json."""
 
+    def values(run: Run, score: str) -> Values:
+        found: Values = run.summary["accuracy"].get(score, {}).get(key, {})
+        return found
 
-def _by_client(run: Run, score: str) -> Values:
-    return _accuracy(run, score, "per_client")
+    return values
 
 
 def _by_position(run: Run, score: str) -> Values:
     return {str(i): value for i, value in enumerate(positions(run, score), 1)}
-
-
-def _accuracy(run: Run, score: str, key: str) -> Values:
-    found: Values = run.summary["accuracy"].get(score, {}).get(key, {})
-    return found
 
 
 def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -> Table:
@@ -112,7 +112,8 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
         notes.append(f"{left_out} cells with more than {MOST} columns are left out.")
     heads = [*axes, *(["what"] if paired else []), *names]
     labels_ = len(axes) + paired
-    return Table(f"by-{within}", f"{score} by {within}, micro, in %", heads, body, labels_, notes)
+    metric = METRICS[MACRO if bench.spec.metric == MACRO and within in ("corruption", "client") else "micro"]
+    return Table(f"by-{within}", f"{score} by {within}, {metric}, in %", heads, body, labels_, notes)
 
 
 def _compared(

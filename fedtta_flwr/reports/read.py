@@ -68,9 +68,9 @@ class Run:
         return [score for score in SCORES if score in self.summary["accuracy"]]
 
     def accuracy(self, score: str, metric: str) -> float | None:
-        """Return one accuracy in percent; None where nothing was scored."""
+        """Return one accuracy in percent; None where nothing was scored, or the run is older than the metric."""
         found = self.summary["accuracy"].get(score)
-        return None if found is None else float(found[metric])
+        return None if found is None or metric not in found else float(found[metric])
 
     def collaboration(self) -> Arrays | None:
         """Read collaboration.npz, which may be large; None where it cannot be read, which `faults` names."""

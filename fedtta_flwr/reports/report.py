@@ -9,11 +9,11 @@ import numpy as np
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_atomically
-from fedtta_flwr.reports.figures import Figure, bench_figures, group_name, run_figures
+from fedtta_flwr.reports.figures import Figure, accuracy_figures, bench_figures, group_name, run_figures
 from fedtta_flwr.reports.heatmap import Matrices
 from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.of_bench import bench_tables
-from fedtta_flwr.reports.of_heads import head_figures
+from fedtta_flwr.reports.of_heads import head_bench_figures, head_figures
 from fedtta_flwr.reports.of_run import METRICS, run_tables
 from fedtta_flwr.reports.page import Part, Row, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
@@ -61,7 +61,7 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     tables = bench_tables(source) if isinstance(source, BenchOf) else run_tables(source)
     faults, figures = list[str](), list[Figure]()
     try:
-        figures = bench_figures(source) if isinstance(source, BenchOf) else _run_figures(source)
+        figures = _bench_figures(source) if isinstance(source, BenchOf) else _run_figures(source)
     except ConfigError as error:  # no matplotlib: all the rest is as good
         faults.append(str(error))
     named: list[str] = []  # which a table of the page names already
@@ -112,6 +112,11 @@ def _sections(
         Section("More tables", more, folded=True),
         Section("Not in this report", missing, items=faults),
     ]
+
+
+def _bench_figures(bench: BenchOf) -> list[Figure]:
+    heads = bench.spec.config.get("task") == "tgfl"
+    return accuracy_figures(bench) + (head_bench_figures(bench) if heads else bench_figures(bench))
 
 
 def _run_figures(run: Run) -> list[Figure]:

@@ -57,9 +57,9 @@ class Scoreboard:
         -------
         dict
             ``micro``: correct / seen over all samples. ``macro``: mean over the classes that occurred of each
-            class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``per_corruption`` and
-            ``per_client``: micro. ``per_client_macro_all_classes``: the third for each client. ``per_class``: samples
-            ``seen`` and ``correct``, [K] each.
+            class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``mean_corruptions``: mean
+            of ``per_corruption``. ``per_corruption`` and ``per_client``: micro; the same with
+            ``_macro_all_classes``: the third. ``per_class``: samples ``seen`` and ``correct``, [K] each.
         """
         own = {key[1:]: tally for key, tally in self._tallies.items() if key[0] == score}
         if not own:
@@ -67,11 +67,15 @@ class Scoreboard:
         seen, correct = sum(own.values(), np.zeros_like(next(iter(own.values()))))
         of_domain = _grouped(own, lambda key: key[1])
         of_client = _grouped(own, lambda key: key[0])
+        met = {name: of_domain[name] for name in self.domains() if name in of_domain}
+        per_corruption = {name: _micro(tally) for name, tally in met.items()}
         return {
             "micro": _micro((seen, correct)),
             "macro": _macro((seen, correct), int((seen > 0).sum())),
             "macro_all_classes": _macro((seen, correct), len(seen)),
-            "per_corruption": {name: _micro(of_domain[name]) for name in self.domains() if name in of_domain},
+            "mean_corruptions": sum(per_corruption.values()) / len(per_corruption),
+            "per_corruption": per_corruption,
+            "per_corruption_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in met.items()},
             "per_client": {name: _micro(tally) for name, tally in of_client.items()},
             "per_client_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in of_client.items()},
             "per_class": {"seen": seen.tolist(), "correct": correct.tolist()},

@@ -257,22 +257,25 @@ def test_a_file_of_two_heads(path: Path) -> None:
     assert rounds(cells_of(path, quick=True)) < rounds(found)
     labels = [cell.labels for cell in found]
     for entry in spec.published:
-        assert entry.over == "corruption"
-        assert tuple(entry.values) == SETS
+        assert tuple(entry.values) == SETS or entry.over == "head"
         assert any(entry.at.items() <= one.items() for one in labels)
 
 
-def test_the_published_rows_of_two_heads_have_the_printed_average() -> None:
-    """BTFL's Table 2: the last column is the mean of the five; the figures are those of its two leading rows."""
-    spec = spec_of(ROOT / "configs" / "bench" / "btfl-cifar10.toml")
-    means = {
-        entry.at["head"]: round(sum(entry.values.values()) / len(entry.values), 2)
+@every_heads
+def test_rows_of_two_heads_have_the_printed_average(path: Path) -> None:
+    """The last column of BTFL's tables is the mean of the five (to 0.014); where it is not, both are doubtful."""
+    spec = spec_of(path)
+    rows = [entry for entry in spec.published if entry.over == "corruption"]
+    averages = {
+        (head, entry.at["partition"]): value
         for entry in spec.published
-        if entry.at.get("partition") == "Dir 01"
+        if entry.over == "head"
+        for head, value in entry.values.items()
     }
-    assert means["BTFL"] == pytest.approx(68.03, abs=0.011)
-    assert means["FedTHE"] == pytest.approx(66.15, abs=0.011)
-    assert means["FedAvg"] == pytest.approx(58.67, abs=0.011)
+    assert {(entry.at["head"], entry.at["partition"]) for entry in rows} == set(averages)
+    for entry in rows:
+        printed_, mean = averages[entry.at["head"], entry.at["partition"]], sum(entry.values.values()) / len(SETS)
+        assert (abs(mean - printed_) < 0.015) == (entry.flag == "sound"), entry.at
 
 
 def test_the_document_lists_them_all() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtta_flwr.bench.runner import cell_folder, open_bench
+from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.reports.interpolation import FILE
-from fedtta_flwr.reports.of_heads import head_figures
-from fedtta_flwr.reports.read import read_run
+from fedtta_flwr.reports.of_heads import head_bench_figures, head_figures
+from fedtta_flwr.reports.read import read_bench, read_run
 from fedtta_flwr.reports.report import write_report
 
 TINY_HEADS = {
@@ -58,6 +60,45 @@ def test_they_are_in_the_report(run: Path, tmp_path: Path) -> None:
     assert {"sets.png", "sets-dark.png", "weights.png", "weights-dark.png"} <= {p.name for p in tmp_path.iterdir()}
     assert "two heads, btfl" in page.read_text()
     assert "Weight of the global head" in page.read_text()
+
+
+def test_a_benchmark_has_them_for_each_column(run: Path, tmp_path: Path) -> None:
+    table = {
+        "name": "heads",
+        "title": "Heads",
+        "score": "tta",
+        "metric": "mean_corruptions",
+        "rows": ["head"],
+        "columns": ["partition"],
+        "seeds": [0, 1],
+        "config": TINY_HEADS,
+        "axes": {
+            "head": {"FedAvg": {"head": "global"}, "BTFL": {"head": "btfl"}},
+            "partition": {"Dir 01": {"tgfl.dirichlet": 0.1}, "Dir 1": {}},
+        },
+    }
+    spec = make_spec(table, "heads.toml")
+    open_bench(tmp_path / "bench", spec, table, cells(spec, {}), {}, quick=False)
+    for id_ in ("FedAvg.Dir-01.seed0", "BTFL.Dir-01.seed0", "BTFL.Dir-1.seed0", "BTFL.Dir-1.seed1"):
+        shutil.copytree(run, cell_folder(tmp_path / "bench", id_))
+    other = cell_folder(tmp_path / "bench", "BTFL.Dir-1.seed1") / "summary.json"
+    summary = json.loads(other.read_text())
+    accuracy = summary["accuracy"]["tta"]
+    here = dict(accuracy["per_corruption"])
+    accuracy["per_corruption"] = dict.fromkeys(SETS, 0.0)
+    accuracy["mean_corruptions"] = 0.0
+    other.write_text(json.dumps(summary))
+    made = {figure.name: figure for figure in head_bench_figures(read_bench(tmp_path / "bench"))}
+    assert list(made) == ["sets-1", "sets-2", "weights-1-1", "weights-1-2", "weights-2-2"]
+    assert made["sets-1"].text.startswith(f"FedAvg: {here[SETS[0]]:.2f} %")  # rows in their order
+    assert made["sets-2"].text.startswith(f"BTFL: {here[SETS[0]] / 2:.2f} %")  # the mean over seeds
+    assert made["weights-2-2"].title == "Weight of the global head, by test set: Dir 1: BTFL"
+    write_report(tmp_path / "bench", tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert {"accuracy-1.png", "sets-1.png", "weights-2-2-dark.png"} <= names
+    assert not any(name.startswith("time") for name in names)
+    rows = (tmp_path / "out" / "tables" / "main.csv").read_text().splitlines()
+    assert f"{sum(here.values()) / len(here) / 2:.2f}" in rows[2]
 
 
 @pytest.mark.parametrize("spoilt", ["histogram", "clients", "edges"])

@@ -1,5 +1,6 @@
 """Tables by corruption, position, class and client, beside what was published, of real runs."""
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_corruptions(bench: Path, written: Path) -> None:
     assert (theirs["pixelate"], theirs["contrast"], difference["contrast"]) == ("70.00", "", "")
     assert float(difference["pixelate"]) == pytest.approx(accuracy["pixelate"] - 70, abs=0.006)
     assert "Published: why." in (written / "tables" / "by-corruption.md").read_text()
+
+
+def test_by_corruption_and_client_macro_where_the_spec_is(bench: Path) -> None:
+    found = read_bench(bench)
+    macro = found.spec.model_copy(update={"metric": "macro_all_classes"})
+    tables = {made.name: made for made in tables_within(dataclasses.replace(found, spec=macro))}
+    for within, key, name in (("corruption", "per_corruption", "pixelate"), ("client", "per_client", "client-01")):
+        made = tables[f"by-{within}"]
+        (row,) = [row for row in made.rows if row[:2] == ["1", "here"]] or [row for row in made.rows if row[0] == "1"]
+        value = of(bench, "1.seed0")[f"{key}_macro_all_classes"][name]
+        assert float(row[made.columns.index(name)]) == pytest.approx(value, abs=0.006)
+        assert "macro, all K classes" in made.title
+    assert "micro" in tables["by-class"].title
 
 
 def test_classes_and_clients(bench: Path, written: Path) -> None:
