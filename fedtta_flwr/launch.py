@@ -39,9 +39,8 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
         ],
         "models": [*MODELS.items(), ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard")],
         "configs": [(str(path), _headline(path)) for path in sorted((app_root() / "configs").glob("*.toml"))],
-        "benchmarks": [
-            (str(path), _headline(path)) for path in sorted((app_root() / "configs" / "bench").glob("*.toml"))
-        ],
+        "presets": [(str(path), _headline(path)) for path in sorted((app_root() / "configs/presets").glob("*.toml"))],
+        "benchmarks": [(str(path), _headline(path)) for path in sorted((app_root() / "configs/bench").glob("*.toml"))],
         "keys": [(key, f"{text} [{json.dumps(default)}]") for key, default, text in describe_keys()],
     }
 

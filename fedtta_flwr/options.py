@@ -32,7 +32,7 @@ Temperature = Positive | Literal["median"]
 class EntropyOptions(Options):
     """TTA-grad: one gradient step on the prediction entropy (FedTSA, FedCTTA).
 
-    The published code, unlike the papers: ``loss = "hard-pl"``, ``optimizer = "adam"``, ``learning-rate = 1e-5``.
+    The published code, unlike the papers: configs/presets/entropy-code.toml.
     """
 
     learning_rate: Positive = Field(1e-4, description="step size (FedTSA 1e-4, FedCTTA 1e-5, both codes 1e-5)")
@@ -271,9 +271,7 @@ class TTTOptions(Options):
 class BTFLOptions(Options):
     """BTFL: the global head's share by Bayes' rule, from discretised likelihoods and from the samples before.
 
-    The published code, unlike the paper: ``smoothing = 0.4``, ``leave-one-out = true``, ``exponents = "code"``,
-    ``squash = 4.0`` (ResNet 10.0), ``threshold = 5.0`` and ``strength = 0.5`` (OfficeHome 50.0 and 5.0),
-    ``prior = "batch"``, ``mix = "log"`` and, in training, ``sparsity = 1e-3`` (networks other than the CNN 1e-4).
+    The published code, unlike the paper: configs/presets/btfl-code.toml.
     """
 
     smoothing: Share = Field(0.0, description="share of a fair coin in every bit's frequency")
@@ -294,7 +292,7 @@ class BTFLOptions(Options):
 class FedCTTAOptions(Options):
     """FedCTTA: clients that answer alike on shared noise help each other.
 
-    The published code, unlike the paper: ``redraw = "each-client"`` and, with the adapter bn-stats, ``lagged = true``.
+    The published code, unlike the paper: configs/presets/fedctta-code.toml.
     """
 
     temperature: Temperature = Field(
@@ -389,7 +387,7 @@ class LDAWAOptions(Options):
 class FedTSAOptions(Options):
     """FedTSA: attention over time and clients, trained every round on the clients' mean features.
 
-    The published code, unlike the paper: ``slots = 5``, ``learning-rate = 1e-4``, ``augmentation-weight = 0.1``.
+    The published code, unlike the paper: configs/presets/fedtsa-code.toml.
     """
 
     slots: Annotated[int, Field(ge=1)] = Field(

@@ -142,6 +142,8 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     y = bench.data.training_labels(client)
     counts = torch.bincount(torch.from_numpy(y), minlength=bench.classes).to(bench.device)
     epochs = bench.config.tgfl.epochs
+    if bench.net.recipe.heads == "fedrep":
+        epochs = max(2, epochs)  # the last one trains the extractor, those before the head
     train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
     result.samples, result.state = len(y), {name: t.clone() for name, t in bench.net.shared().items()}
 

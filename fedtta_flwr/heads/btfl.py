@@ -11,18 +11,6 @@ from fedtta_flwr.heads.base import Fitted, Predictor, Recipe
 from fedtta_flwr.heads.training import bits
 from fedtta_flwr.options import BTFLOptions
 
-#: the published code's values, for its CNN
-CODE = BTFLOptions(
-    smoothing=0.4,
-    leave_one_out=True,
-    exponents="code",
-    squash=4.0,
-    threshold=5.0,
-    strength=0.5,
-    prior="batch",
-    mix="log",
-    sparsity=1e-3,
-)
 #: a frequency is kept this far from 0 and 1, so that a bit unseen in training excludes nothing for certain
 UNSEEN = 1e-6
 
@@ -54,7 +42,7 @@ class BTFL(Predictor):
     fitted : Fitted
         Frequencies, mean entropies and how many clients there are.
     options : BTFLOptions
-        The paper's form by default; `CODE` is that of the published code.
+        The paper's form by default; configs/presets/btfl-code.toml is that of the published code.
 
     Attributes
     ----------

@@ -9,7 +9,7 @@ class FedRep(Personal):
     """Predict by the personal head, the only one: there is none for all.
 
     In training (``heads = "fedrep"``) every client fits its head to the received extractor, then the extractor to its
-    head; the extractor alone is averaged (algorithm 1).
+    head, for an epoch each at least; the extractor alone is averaged (algorithm 1).
     """
 
     @classmethod

@@ -1,5 +1,6 @@
 """`fedtta data` and `fedtta source convert` from the command line."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,18 @@ def test_every_config_is_valid_and_begins_with_its_command(path: Path) -> None:
     assert lines[0].startswith(f"# fedtta run --run-config configs/{path.name}")
     assert launch._headline(path)
     RunConfig.from_flat(read_overrides([str(path)]))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "presets").glob("*.toml")), ids=lambda path: path.name)
+def test_every_preset_is_valid_where_its_command_names_it(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    config, preset = re.fullmatch(r"# fedtta run --run-config (\S+) --run-config (\S+)", first).groups()  # type: ignore[union-attr]
+    assert ROOT / preset == path
+    assert launch._headline(path)
+    values, default = read_overrides([str(path)]), RunConfig().to_flat()
+    assert values
+    assert all(default[key] != value for key, value in values.items())
+    RunConfig.from_flat(read_overrides([str(ROOT / config), str(path)]))
 
 
 def test_the_digits_config_is_the_default() -> None:

@@ -10,9 +10,12 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
+from fedtta_flwr.config import RunConfig
 from fedtta_flwr.heads.base import Fitted
-from fedtta_flwr.heads.btfl import BTFL, CODE, UNSEEN, interpolation_weight, leave_one_out, squash
+from fedtta_flwr.heads.btfl import BTFL, UNSEEN, interpolation_weight, leave_one_out, squash
 from fedtta_flwr.options import BTFLOptions
+from fedtta_flwr.run_config import read_overrides
+from tests.conftest import ROOT
 
 COUNTS = [1.0, 1.3, 2.0, 5.0, 16.0, 300.0, 1e5]
 LOGS = [-math.inf, -800.0, -100.0, -30.0, -5.0, -1.0, -1e-9, 0.0, 1e-3, 1.0, 5.0, 30.0, 100.0, 800.0, math.inf]
@@ -142,6 +145,7 @@ def reference(fitted: Fitted, x: Tensor, options: BTFLOptions, batch: int) -> tu
     return predictions, [n_ind, n_exd]
 
 
+CODE = RunConfig.from_flat(read_overrides([str(ROOT / "configs" / "presets" / "btfl-code.toml")])).btfl
 SMALL = {"threshold": 4.0}  # so that few events prune
 FORMS = {
     "paper": BTFLOptions(**SMALL),

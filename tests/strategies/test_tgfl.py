@@ -291,6 +291,17 @@ def test_a_client_goes_on_with_its_own_head(heads: dict[str, Any]) -> None:
     assert torch.equal(head, received["global_head.weight"])
 
 
+def test_fedrep_trains_both_parts_even_in_one_epoch(heads: dict[str, Any]) -> None:
+    bench = HeadBench(RunConfig.from_flat(heads | {"head": "fedrep", "device": "cpu"}))
+    sent = {name: t.clone() for name, t in bench.adapted_state().items()}
+    head = bench.net.personal_head.weight.detach().clone()
+    request = ConfigRecord({"round": 1, "resuming": [], "resume": 0})
+    visited = visit_heads(bench, "client-01", request, sent, Memory(RecordDict(), None))
+    assert visited.memory is not None
+    assert not torch.equal(from_arrays(visited.memory.parts["heads"])["personal_head.weight"], head)
+    assert any(not torch.equal(t, sent[name]) for name, t in visited.state.items())
+
+
 def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
     refused = pytest.raises(ConfigError, match="head = 'own_heads:torch': no subclass")
     with refused, federation(heads | {"head": "own_heads:torch"}):
