@@ -261,7 +261,6 @@ class TTTOptions(Options):
 
     learning_rate: Positive = Field(1e-3, description="step size of SGD")
     steps: Annotated[int, Field(ge=1, le=100)] = Field(1, description="per image")
-    views: Annotated[int, Field(ge=4, le=1024)] = Field(32, description="rotated copies of an image, a step")
     threshold: Unit = Field(
         1.0, description="images sure, by this probability, to stand upright are not learned from; 1.0 = learn from all"
     )
@@ -462,6 +461,7 @@ class TGFLOptions(Options):
     learning_rate: Positive = Field(0.01, description="of SGD, in training")
     momentum: Share = Field(0.0, description="of SGD, in training")
     weight_decay: NotNegative = Field(5e-4, description="of SGD, in training")
+    augment: bool = Field(False, description="whether training images are cropped and flipped at random")
     dirichlet: Positive = Field(0.1, description="concentration of the clients' class shares; small = few classes each")
     natural_dataset: Literal["", "cifar10.1", "arrays", "folder"] = Field(
         "", description="naturally shifted images of the same classes, for the shifted test sets; empty = none"

@@ -5,6 +5,8 @@ purposes are independent, and none depends on process, worker, order of arrival 
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,3 +44,13 @@ def torch_rng(seed: int, *purpose: str | int) -> "torch.Generator":
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
+
+
+@contextmanager
+def seeded(device: "torch.device", seed: int, *purpose: str | int) -> Iterator[None]:
+    """Seed torch's global generators, of the CPU and of `device`, for what draws from them alone, such as dropout."""
+    import torch
+
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(seed, *purpose))
+        yield

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedtta_flwr import cpu
+from fedtta_flwr.adaptation.augment import crop_and_flip
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
@@ -25,7 +26,7 @@ from fedtta_flwr.models.checkpoints import load
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
 from fedtta_flwr.registry import HEADS, resolve
-from fedtta_flwr.seeding import derive_seed, torch_rng
+from fedtta_flwr.seeding import seeded, torch_rng
 from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import choose_device, fingerprint_of
 
@@ -144,7 +145,8 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     epochs = bench.config.tgfl.epochs
     if bench.net.recipe.heads == "fedrep":
         epochs = max(2, epochs)  # the last one trains the extractor, those before the head
-    train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
+    with seeded(bench.device, bench.config.seed, client, round_, "dropout"):
+        train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
     result.samples, result.state = len(y), {name: t.clone() for name, t in bench.net.shared().items()}
 
 
@@ -200,7 +202,7 @@ def _alone(bench: HeadBench) -> set[str]:
 
 
 def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
-    """Return passes over a client's training part, each in an order of its own."""
+    """Return passes over a client's training part, each in an order of its own, augmented if the run config says so."""
     images, y = bench.data.training(client)
     x, labels = images.to(bench.device), torch.from_numpy(y).to(bench.device)
     generator = torch_rng(bench.config.seed, client, round_, purpose)
@@ -208,7 +210,8 @@ def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(x), generator=generator).to(x.device)
         for rows in torch.split(order, bench.config.tgfl.train_batch):
-            yield x[rows], labels[rows]
+            batch = crop_and_flip(x[rows], generator) if bench.config.tgfl.augment else x[rows]
+            yield batch, labels[rows]
 
     return epoch
 
@@ -244,8 +247,7 @@ def _begin(config: RunConfig, classes: int) -> Classifier:
     if config.checkpoint:
         return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
     mean, std = NORMALISATION.get(config.dataset, NORMALISATION[""])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
+    with seeded(torch.device("cpu"), config.seed, "weights"):
         return build(config.model, classes, mean=mean, std=std)
 
 

@@ -257,7 +257,6 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
     "ttt": {
         "learning-rate": (POSITIVE, 0.1),
         "steps": (COUNT, 2),
-        "views": ([(3, "4"), (1.5, "integer")], 4),
         "threshold": (UNIT, 0.5),
         "online": (FLAG, False),
     },
@@ -317,6 +316,7 @@ METHODS |= {
         "learning-rate": (POSITIVE, 0.1),
         "momentum": (SHARE, 0.5),
         "weight-decay": (NOT_NEGATIVE, 0.0),
+        "augment": (FLAG, True),
         "dirichlet": (POSITIVE, 1.0),
         "natural-dataset": ([("cifar10-c", "'cifar10.1', 'arrays' or 'folder'"), (1, "arrays")], "arrays"),
         "natural-dir": (TEXT, "/data"),

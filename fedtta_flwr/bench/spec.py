@@ -90,7 +90,7 @@ class Spec(_Part):
     title: str
     source: str = ""
     score: str = "post"
-    metric: Literal["micro", "macro", "macro_all_classes", "mean_corruptions"] = "micro"
+    metric: Literal["micro", "macro", "macro_all_classes", "mean_clients"] = "micro"
     rows: list[str]
     columns: list[str]
     seeds: Seeds

@@ -13,7 +13,8 @@ from fedtta_flwr.options import Options, TTTOptions
 class TTT(Predictor):
     """Before each image is predicted, learn on it how images are rotated: extractor and rotation head take a step.
 
-    A step's copies of the image are rotated by 0 to 3 quarters of a turn, as many of each. An image that the rotation
+    A step's loss is the mean over the image as it stands and turned by one, two and three quarters; so is that of the
+    public code's 32 copies, which are nothing but these, eight times each. An image that the rotation
     head knows to stand upright with the threshold's probability is not learned from. ``online`` steps last until
     `reset`; otherwise they are forgotten after their image. The personal head predicts, and stays as it is.
 
@@ -24,7 +25,7 @@ class TTT(Predictor):
     fitted : Fitted
         Extractor, heads and the rotation head.
     options : TTTOptions
-        Steps, copies and threshold.
+        Steps and threshold.
     """
 
     needs = frozenset({"rotation-head"})
@@ -61,7 +62,7 @@ class TTT(Predictor):
         if not self.options.online:
             torch._foreach_copy_(self._optimizer.parameters, self._source)
         if image.isfinite().all() and not self._upright(image):
-            turned, quarters = turn(image.expand(self.options.views, -1, -1, -1))
+            turned, quarters = turn(image.expand(4, -1, -1, -1))
             for _ in range(self.options.steps):
                 with torch.enable_grad():
                     loss = F.cross_entropy(F.linear(self.extractor(turned), self._rotation), quarters)

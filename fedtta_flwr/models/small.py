@@ -85,4 +85,4 @@ class CCT(Classifier):
         tokens: Tensor = self.tokenizer(x).flatten(2).transpose(1, 2)
         tokens = self.encoder(tokens + self.position)
         weights: Tensor = self.pool(tokens).softmax(dim=1)
-        return (weights * tokens).sum(dim=1)
+        return F.relu((weights * tokens).sum(dim=1))  # before the head, as BTFL's appendix B has it

@@ -21,7 +21,7 @@ from fedtta_flwr.models import ROBUSTBENCH, build
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
 from fedtta_flwr.models.normalize import Normalize
-from fedtta_flwr.seeding import derive_seed
+from fedtta_flwr.seeding import derive_seed, seeded
 
 EMBEDDED_DATASET, EMBEDDED_MODEL, EMBEDDED_FILE = "digits", "resnet8", "digits-resnet8.safetensors"
 #: SHA-256 of the shipped file; another checkout's file of the same name is not it
@@ -149,8 +149,7 @@ def _train(architecture: str, epochs: int, seed: int, report: Callable[[str], No
     x, y = _tensors(*source_part())
     mean, std = x.mean(dim=(0, 2, 3)).tolist(), x.std(dim=(0, 2, 3)).tolist()
     generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "weights"))
+    with seeded(x.device, seed, "weights"):
         model = build(architecture, 10, mean=mean, std=std).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     steps = epochs * -(-len(x) // BATCH)

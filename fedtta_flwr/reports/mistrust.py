@@ -23,7 +23,8 @@ class _Accuracy(BaseModel):
     per_corruption: dict[str, float]
     per_client: dict[str, float]
     # later than the rest, so missing in older runs:
-    mean_corruptions: float | None = None
+    mean_clients: float | None = None
+    per_corruption_mean_clients: dict[str, float] = {}
     per_corruption_macro_all_classes: dict[str, float] = {}
     per_client_macro_all_classes: dict[str, float] = {}
     per_class: dict[Literal["seen", "correct"], list[int]] = {}

@@ -68,7 +68,7 @@ def _weights(run: Run, file: str, of: str) -> list[Figure]:
 
 
 def _by_set(run: Run, score: str) -> dict[str, float]:
-    found: dict[str, float] = run.summary["accuracy"].get(score, {}).get("per_corruption", {})
+    found: dict[str, float] = run.summary["accuracy"].get(score, {}).get("per_corruption_mean_clients", {})
     return found
 
 

@@ -11,12 +11,17 @@ METRICS = {
     "micro": "micro",
     "macro": "macro, classes that occurred",
     "macro_all_classes": "macro, all K classes",
-    "mean_corruptions": "mean of the corruptions, or test sets",
+    "mean_clients": "mean over corruptions (test sets) and clients",
 }
 STRUCTURE = {
     "self_weight": "weight of a client's own state",
     "within_group": "weight within a group",
     "evenness": "evenness of a row (0: one client, 1: all alike)",
+}
+#: what is within an accuracy, by task: a key of summary.json, of what kind it is
+BY = {
+    "ftta": (("per_corruption", "corruption"), ("per_client", "client")),
+    "tgfl": (("per_corruption_mean_clients", "test set, mean over clients"), ("per_client", "client")),
 }
 MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
 MiB = 2**20
@@ -38,7 +43,7 @@ def run_tables(run: Run) -> list[Table]:
     """Return all tables of a run."""
     tables = [
         _accuracies(run),
-        *(_by(run, key, title) for key, title in (("per_corruption", "corruption"), ("per_client", "client"))),
+        *(_by(run, *which) for which in BY[str(run.config.get("task", "ftta"))]),
         _classes(run),
         cost_table({"": [run]}, []),
         _structure(run),

@@ -11,7 +11,7 @@ from fedtta_flwr.reports.read import BenchOf, Run, shifts
 from fedtta_flwr.reports.tables import Table, number, signed, spread
 
 MOST = 40  # columns of a table
-MACRO = "macro_all_classes"
+ALSO = {"corruption": ("macro_all_classes", "mean_clients"), "client": ("macro_all_classes",)}  # metrics beside micro
 
 Values = Mapping[str, float | None]  # accuracy in percent by what is within a cell
 
@@ -19,16 +19,16 @@ Values = Mapping[str, float | None]  # accuracy in percent by what is within a c
 def tables_within(bench: BenchOf) -> list[Table]:
     """Return the spec's score by corruption, position, class and client, beside what was published by one of them.
 
-    Micro; by corruption and client macro over all classes, where the spec's metric is that. By position only where
-    clients see different corruptions at a time, or where something was published so.
+    Micro; by corruption and client as the spec's metric is, where they can be. By position only where clients see
+    different corruptions at a time, or where something was published so.
     """
     together = all(len(run.groups()) == 1 for _, runs in every_cell(bench) for run in runs)
     asked = any(entry.over == "position" for entry in bench.spec.published)
-    kind = f"_{MACRO}" if bench.spec.metric == MACRO else ""
-    ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by(f"per_corruption{kind}")}
+    metric = bench.spec.metric
+    ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by("corruption", metric)}
     if asked or not together:
         ways["position"] = _by_position
-    ways |= {"class": by_class, "client": _by(f"per_client{kind}")}
+    ways |= {"class": by_class, "client": _by("client", metric)}
     return [_within(bench, within, way) for within, way in ways.items()]
 
 
@@ -72,8 +72,9 @@ def positions(run: Run, score: str) -> list[float | None]:
     return [100 * float(c / s) if s else None for s, c in zip(seen, correct, strict=True)]
 
 
-def _by(key: str) -> Callable[[Run, str], Values]:
+def _by(within: str, metric: str) -> Callable[[Run, str], Values]:
     """Return what reads a mapping of summary.json."""
+    key = f"per_{within}_{metric}" if metric in ALSO.get(within, ()) else f"per_{within}"
 
     def values(run: Run, score: str) -> Values:
         found: Values = run.summary["accuracy"].get(score, {}).get(key, {})
@@ -112,7 +113,7 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
         notes.append(f"{left_out} cells with more than {MOST} columns are left out.")
     heads = [*axes, *(["what"] if paired else []), *names]
     labels_ = len(axes) + paired
-    metric = METRICS[MACRO if bench.spec.metric == MACRO and within in ("corruption", "client") else "micro"]
+    metric = METRICS[bench.spec.metric if bench.spec.metric in ALSO.get(within, ()) else "micro"]
     return Table(f"by-{within}", f"{score} by {within}, {metric}, in %", heads, body, labels_, notes)
 
 

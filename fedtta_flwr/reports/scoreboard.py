@@ -1,6 +1,7 @@
 """Accuracies from counts per class."""
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,10 @@ class Scoreboard:
         -------
         dict
             ``micro``: correct / seen over all samples. ``macro``: mean over the classes that occurred of each
-            class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``mean_corruptions``: mean
-            of ``per_corruption``. ``per_corruption`` and ``per_client``: micro; the same with
-            ``_macro_all_classes``: the third. ``per_class``: samples ``seen`` and ``correct``, [K] each.
+            class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``mean_clients``: mean
+            of ``per_corruption_mean_clients``, whose values are means over the clients that met the corruption of each
+            one's micro. ``per_corruption`` and ``per_client``: micro; the same with ``_macro_all_classes``: the third.
+            ``per_class``: samples ``seen`` and ``correct``, [K] each.
         """
         own = {key[1:]: tally for key, tally in self._tallies.items() if key[0] == score}
         if not own:
@@ -68,13 +70,15 @@ class Scoreboard:
         of_domain = _grouped(own, lambda key: key[1])
         of_client = _grouped(own, lambda key: key[0])
         met = {name: of_domain[name] for name in self.domains() if name in of_domain}
-        per_corruption = {name: _micro(tally) for name, tally in met.items()}
+        of_clients = {name: [_micro(tally) for key, tally in own.items() if key[1] == name] for name in met}
+        means = {name: fmean(values) for name, values in of_clients.items()}  # exact: clients come in any order
         return {
             "micro": _micro((seen, correct)),
             "macro": _macro((seen, correct), int((seen > 0).sum())),
             "macro_all_classes": _macro((seen, correct), len(seen)),
-            "mean_corruptions": sum(per_corruption.values()) / len(per_corruption),
-            "per_corruption": per_corruption,
+            "mean_clients": fmean(means.values()),
+            "per_corruption": {name: _micro(tally) for name, tally in met.items()},
+            "per_corruption_mean_clients": means,
             "per_corruption_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in met.items()},
             "per_client": {name: _micro(tally) for name, tally in of_client.items()},
             "per_client_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in of_client.items()},

@@ -33,7 +33,7 @@ class Terminal:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._rounds = 0
-        self._titles, self._rows, self._average = TITLES, "corruption", "micro"
+        self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
@@ -41,7 +41,7 @@ class Terminal:
         self._rounds = rounds
         if config.task == "tgfl":
             self._titles, self._rows = HEAD_TITLES | {"tta": config.head}, "test set"
-            self._average = "mean_corruptions"  # the sets differ in size
+            self._keys = ("per_corruption_mean_clients", "mean_clients")  # as the papers have it
         self._began = self._printed = time.monotonic()
         self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
 
@@ -83,10 +83,10 @@ class Terminal:
         for score in accuracies:
             table.add_column(self._titles[score], justify="right")
         for domain in self._directory.board.domains():
-            row = [accuracy["per_corruption"].get(domain) for accuracy in accuracies.values()]
+            row = [accuracy[self._keys[0]].get(domain) for accuracy in accuracies.values()]
             table.add_row(domain, *("" if value is None else f"{value:.2f}" for value in row))
         table.add_section()
-        table.add_row("average", *(f"{accuracy[self._average]:.2f}" for accuracy in accuracies.values()))
+        table.add_row("average", *(f"{accuracy[self._keys[1]]:.2f}" for accuracy in accuracies.values()))
         Console(file=sys.stdout, width=110, color_system=None).print(table)
         sys.stdout.flush()
 

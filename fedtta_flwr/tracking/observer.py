@@ -16,7 +16,7 @@ from fedtta_flwr.strategies.rounds import Counts, Round
 
 #: what is told of the end, beside the accuracies: parts of summary.json
 PARTS = ("bytes", "seconds", "collaboration", "memory", "rolled_back")
-ACCURACIES = ("micro", "macro", "macro_all_classes", "mean_corruptions", "per_corruption")
+ACCURACIES = ("micro", "macro", "macro_all_classes", "mean_clients", "per_corruption")
 Sums = dict[str, tuple[int, int]]  # score -> samples seen, predicted correctly
 
 

@@ -263,7 +263,7 @@ def test_a_file_of_two_heads(path: Path) -> None:
 
 @every_heads
 def test_rows_of_two_heads_have_the_printed_average(path: Path) -> None:
-    """The last column of BTFL's tables is the mean of the five (to 0.014); where it is not, both are doubtful."""
+    """The last column of BTFL's tables is the mean of the five (to 0.014); a row where it is not, is doubtful."""
     spec = spec_of(path)
     rows = [entry for entry in spec.published if entry.over == "corruption"]
     averages = {
@@ -275,7 +275,7 @@ def test_rows_of_two_heads_have_the_printed_average(path: Path) -> None:
     assert {(entry.at["head"], entry.at["partition"]) for entry in rows} == set(averages)
     for entry in rows:
         printed_, mean = averages[entry.at["head"], entry.at["partition"]], sum(entry.values.values()) / len(SETS)
-        assert (abs(mean - printed_) < 0.015) == (entry.flag == "sound"), entry.at
+        assert abs(mean - printed_) < 0.015 or "average" in entry.note, entry.at
 
 
 def test_the_document_lists_them_all() -> None:

@@ -26,7 +26,7 @@ FAST: dict[str, Options] = {
     "btfl": BTFLOptions(threshold=4.0),
     "memo": MEMOOptions(learning_rate=0.05, steps=2, views=4),
     "fedthe-plus": FedTHEPlusOptions(tune_rate=0.05, tune_steps=2, views=4),
-    "ttt": TTTOptions(learning_rate=0.02, views=8),
+    "ttt": TTTOptions(learning_rate=0.02),
 }
 Make = Callable[..., Fitted]
 
@@ -109,7 +109,7 @@ def test_neighbours(make_fitted: Make, images: Tensor) -> None:
 
 def test_ttt_learns_rotations(make_fitted: Make, images: Tensor) -> None:
     fitted = make_fitted()
-    image, options = images[:1], TTTOptions(learning_rate=0.02, views=8)
+    image, options = images[:1], TTTOptions(learning_rate=0.02)
     parameters = [*fitted.extractor.parameters()]
     head = fitted.statistics["rotation-head"].clone().requires_grad_(True)
     loss = torch.zeros(())

@@ -43,7 +43,7 @@ def test_accuracy_and_weights_by_test_set(run: Path) -> None:
     bars, weights = head_figures(read_run(run))
     accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
     for head, score in (("global head", "source"), ("personal head", "local"), ("btfl", "tta")):
-        assert f"{head}: {accuracy[score]['per_corruption'][SETS[0]]:.2f} %" in bars.text
+        assert f"{head}: {accuracy[score]['per_corruption_mean_clients'][SETS[0]]:.2f} %" in bars.text
     with np.load(run / FILE) as file:
         table, edges = file["histogram"].sum(axis=1), file["edges"]
     for name, row in zip(SETS, table, strict=True):
@@ -67,7 +67,7 @@ def test_a_benchmark_has_them_for_each_column(run: Path, tmp_path: Path) -> None
         "name": "heads",
         "title": "Heads",
         "score": "tta",
-        "metric": "mean_corruptions",
+        "metric": "mean_clients",
         "rows": ["head"],
         "columns": ["partition"],
         "seeds": [0, 1],
@@ -84,9 +84,9 @@ def test_a_benchmark_has_them_for_each_column(run: Path, tmp_path: Path) -> None
     other = cell_folder(tmp_path / "bench", "BTFL.Dir-1.seed1") / "summary.json"
     summary = json.loads(other.read_text())
     accuracy = summary["accuracy"]["tta"]
-    here = dict(accuracy["per_corruption"])
-    accuracy["per_corruption"] = dict.fromkeys(SETS, 0.0)
-    accuracy["mean_corruptions"] = 0.0
+    here = dict(accuracy["per_corruption_mean_clients"])
+    accuracy["per_corruption_mean_clients"] = dict.fromkeys(SETS, 0.0)
+    accuracy["mean_clients"] = 0.0
     other.write_text(json.dumps(summary))
     made = {figure.name: figure for figure in head_bench_figures(read_bench(tmp_path / "bench"))}
     assert list(made) == ["sets-1", "sets-2", "weights-1-1", "weights-1-2", "weights-2-2"]

@@ -25,13 +25,14 @@ def test_accuracies_in_percent() -> None:
     assert found["macro"] == pytest.approx(100 * (3 / 8 + 11 / 16) / 2)  # class 1 never occurred
     assert found["macro_all_classes"] == pytest.approx(100 * (3 / 8 + 11 / 16) / 3)
     assert found["per_corruption"] == {"fog": pytest.approx(100 * 7 / 12), "snow": pytest.approx(100 * 7 / 12)}
-    assert found["mean_corruptions"] == pytest.approx(100 * 7 / 12)
+    assert found["per_corruption_mean_clients"] == {"fog": pytest.approx(100 * 7 / 12), "snow": pytest.approx(75.0)}
+    assert found["mean_clients"] == pytest.approx((100 * 7 / 12 + 75) / 2)
     assert found["per_corruption_macro_all_classes"]["fog"] == pytest.approx(100 * (1 / 6 + 1) / 3)
     assert found["per_client"] == {"a": pytest.approx(100 * 9 / 14), "b": pytest.approx(50.0)}
     alone = {"a": pytest.approx(100 * (3 / 8 + 1) / 3), "b": pytest.approx(100 * (1 / 2) / 3)}
     assert found["per_client_macro_all_classes"] == alone
     assert found["per_class"] == {"seen": [8, 0, 16], "correct": [3, 0, 11]}
-    assert all(type(found[key]) is float for key in ("micro", "macro", "macro_all_classes", "mean_corruptions"))
+    assert all(type(found[key]) is float for key in ("micro", "macro", "macro_all_classes", "mean_clients"))
 
 
 def test_scores_are_kept_apart() -> None:
@@ -102,9 +103,12 @@ def test_any_counts(entries: list[tuple[str, str, list[tuple[int, int]]]]) -> No
     per_class = [share([s for s in samples if s[2] == k]) for k in range(3) if any(s[2] == k for s in samples)]
     assert found["macro"] == pytest.approx(sum(per_class) / len(per_class))
     assert found["macro_all_classes"] == pytest.approx(sum(per_class) / 3)
-    assert found["mean_corruptions"] == pytest.approx(
-        sum(found["per_corruption"].values()) / len({s[1] for s in samples})
-    )
+    means = []
+    for name, value in found["per_corruption_mean_clients"].items():
+        there = {s[0] for s in samples if s[1] == name}
+        means.append(sum(share([s for s in samples if s[:2] == (who, name)]) for who in there) / len(there))
+        assert value == pytest.approx(means[-1])
+    assert found["mean_clients"] == pytest.approx(sum(means) / len(means))
     for name, value in found["per_corruption_macro_all_classes"].items():
         under = [s for s in samples if s[1] == name]
         of_class = [share([s for s in under if s[2] == k]) for k in {s[2] for s in under}]

@@ -302,6 +302,30 @@ def test_fedrep_trains_both_parts_even_in_one_epoch(heads: dict[str, Any]) -> No
     assert any(not torch.equal(t, sent[name]) for name, t in visited.state.items())
 
 
+def trained(heads: dict[str, Any], **config: Any) -> dict[str, Tensor]:
+    """Return what a client sends after a round of training, in a process that has drawn before."""
+    torch.rand(1)
+    bench = HeadBench(RunConfig.from_flat(heads | {"head": "global", "device": "cpu"} | config))
+    request = ConfigRecord({"round": 1, "resuming": [], "resume": 0})
+    return visit_heads(bench, "client-01", request, bench.adapted_state(), Memory(RecordDict(), None)).state
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+def test_dropout_is_drawn_by_the_seed(heads: dict[str, Any]) -> None:
+    once, again, other = (trained(heads, model="cct-4", seed=seed) for seed in (0, 0, 1))
+    assert same(once, again)
+    assert not same(once, other)
+
+
+def test_training_images_are_augmented_where_it_is_asked_for(heads: dict[str, Any]) -> None:
+    plain, once, again = (trained(heads, **{"tgfl.augment": augment}) for augment in (False, True, True))
+    assert same(once, again)
+    assert not same(plain, once)
+
+
 def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
     refused = pytest.raises(ConfigError, match="head = 'own_heads:torch': no subclass")
     with refused, federation(heads | {"head": "own_heads:torch"}):
