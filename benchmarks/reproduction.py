@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedtta_flwr.reports.read import BenchOf, read_bench
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = ROOT / "configs" / "bench"
-TABLES = ("main", "claims", "major-and-minor", "collaboration", "costs")
+TABLES = ("main", "claims", "collaboration", "costs")
 HEAD = """# The reproduction record
 
 Written by `python -m benchmarks.reproduction`; its docstring says what it needs. Not the papers' networks and, but for
@@ -78,6 +79,8 @@ class Part:
         What is run of it: axis=point.
     words : str
         How it is scaled down.
+    tables : tuple of str
+        What it shows of its report.
     """
 
     spec: str
@@ -86,6 +89,7 @@ class Part:
     config: str = ""
     only: tuple[str, ...] = ()
     words: str = ""
+    tables: tuple[str, ...] = TABLES
 
 
 BN_ROWS = tuple(f"strategy={name}" for name in ("No-Adapt", "Local", "FedAvg", "pFedGraph", "FedTSA", "FedCTTA"))
@@ -153,6 +157,7 @@ over tens of slots: few corruptions, long runs.""",
         "record-cifar10-balanced",
         words="""4 corruptions of 2 slots. A client's 1,000 samples of a corruption are sorted by class: of five slots
 of 200 it sees the first two.""",
+        tables=("main", "claims", "major-and-minor", "collaboration", "costs"),
     ),
 }
 
@@ -169,13 +174,9 @@ def main() -> None:
     if not arguments.write_only:
         for name in arguments.part or PARTS:
             run(name, arguments, output)
-    made = [written(name, part, read_bench(output / name)) for name, part in PARTS.items() if finished(output / name)]
+    there = {name: as_run(read_bench(output / name)) for name in PARTS if (output / name / "bench.json").is_file()}
+    made = [written(name, bench) for name, bench in there.items() if bench.cells]
     (ROOT / "docs" / "reproduction.md").write_text("\n".join([HEAD, *made]))
-
-
-def finished(folder: Path) -> bool:
-    """Return whether there is a run that has been finished."""
-    return any(folder.glob("cells/*/summary.json"))
 
 
 def run(name: str, arguments: argparse.Namespace, output: Path) -> None:
@@ -206,9 +207,9 @@ def fedtta(*words: str | Path) -> None:
     subprocess.run([sys.executable, "-c", "from fedtta_flwr.cli import main; main()", *words], check=True)
 
 
-def written(name: str, part: Part, whole: BenchOf) -> str:
+def written(name: str, bench: BenchOf) -> str:
     """Return a part of the record."""
-    bench = as_run(whole)
+    part = PARTS[name]
     runs = [cell.run for cell in bench.cells if cell.run is not None]
     versions = ", ".join(f"{name} {version}" for name, version in runs[0].about["versions"].items())
     codes = ", ".join(sorted({commit(run.about["code"]) for run in runs}))
@@ -217,12 +218,12 @@ def written(name: str, part: Part, whole: BenchOf) -> str:
     facts = [
         f"`python -m benchmarks.reproduction --part {name}`: `configs/bench/{part.spec}.toml`.",
         f"Beside {bench.spec.source}.",
-        f"{NETWORKS[part.network].words}. {part.words}",
+        textwrap.fill(f"{NETWORKS[part.network].words}. {part.words}", 120),
         f"{len(runs)} runs, seeds {', '.join(map(str, bench.spec.seeds))}; {rounds} rounds.",
         f"Commit {codes}; {versions}; {bench.about['machine']}.",
     ]
     tables = {table.name: table for table in bench_tables(bench)}
-    shown = [f"{tables[name].markdown().strip()}\n" for name in TABLES if name in tables]
+    shown = [f"{tables[name].markdown().strip()}\n" for name in part.tables if name in tables]
     return "\n".join([f"## {bench.spec.title}", "", *facts, "", *shown])
 
 
