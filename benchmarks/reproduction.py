@@ -185,11 +185,11 @@ def run(name: str, arguments: argparse.Namespace, output: Path) -> None:
     model, data = network(part.network, arguments.networks, output), Path(arguments.data)
     if part.data != "clean":
         clean, data = data, output / part.data
-        about = ["--dataset", part.data.removesuffix("-c"), "--severities", "5", "--frost-dir", arguments.frost]
+        about = ["--dataset", part.data.removesuffix("-c"), "--severities", "5", "--frost-dir", str(arguments.frost)]
         fedtta("data", "corrupt", "--data-dir", clean, "--output", data, *about)
     architecture = NETWORKS[part.network].architecture
     where = f"data-dir='{data.absolute()}' checkpoint='{model}' model='{architecture}' {part.config}"
-    how = ["--output", output / name, "--run-config", where, "--workers", str(arguments.workers)]
+    how = ["--output", str(output / name), "--run-config", where, "--workers", str(arguments.workers)]
     fedtta("bench", SPECS / f"{part.spec}.toml", *how, *(word for only in part.only for word in ("--only", only)))
 
 
@@ -230,12 +230,8 @@ def written(name: str, bench: BenchOf) -> str:
 @cache
 def commit(code: str) -> str:
     """Return the latest commit whose package has this fingerprint (`records.code_fingerprint`)."""
-    git = ["git", "-C", ROOT]
-    commits = subprocess.run(
-        [*git, "rev-list", "HEAD", "--", "fedtta_flwr"], capture_output=True, check=True, text=True
-    )
-    for one in commits.stdout.split():
-        packed = subprocess.run([*git, "archive", one, "fedtta_flwr"], capture_output=True, check=True).stdout
+    for one in git("rev-list", "HEAD", "--", "fedtta_flwr").decode().split():
+        packed = git("archive", one, "fedtta_flwr")
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive, tempfile.TemporaryDirectory() as folder:
             archive.extractall(folder, filter="data")
             if code_fingerprint(Path(folder) / "fedtta_flwr") == code:
