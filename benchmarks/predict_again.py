@@ -4,12 +4,13 @@
 
 RUN was made with ``checkpoint-every=1`` and ``state-dir=DIR``. What differs must need nothing that was not measured or
 trained then: after a run of BTFL its options but ``sparsity``, ``batch-size``, the heads global, personal and knn-per.
-One line for each ``--run-config``: accuracy in % on the sets A to E, and their mean.
+One line for each ``--run-config``: accuracy in % on the sets A to E, the clients' mean, and the mean of the five.
 """
 
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -48,9 +49,9 @@ def main() -> None:
                 visit_heads(bench, client, request, received[client], Memory(RecordDict(), folder))
                 for client in bench.config.client_names()
             ]
-            correct, seen = (sum(int(visited.counts[key][0].sum()) for visited in visits) for key in ("tta", "seen"))
-            accuracies.append(100 * correct / seen)
-        accuracies.append(sum(accuracies) / len(accuracies))
+            pairs = [[int(visited.counts[key][0].sum()) for key in ("tta", "seen")] for visited in visits]
+            accuracies.append(100 * fmean(correct / seen for correct, seen in pairs))
+        accuracies.append(fmean(accuracies))
         print(" ".join(f"{accuracy:6.2f}" for accuracy in accuracies), overrides, flush=True)
 
 
