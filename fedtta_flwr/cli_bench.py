@@ -1,12 +1,17 @@
 """``fedtta bench``: a grid of runs from one file. ``fedtta report``: what came out."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtta_flwr.errors import ConfigError, FedTTAError
+
+if TYPE_CHECKING:
+    from fedtta_flwr.bench.spec import Cell, Spec, Table
+    from fedtta_flwr.config import Scalar
 
 
 def bench(
@@ -16,7 +21,9 @@ def bench(
         list[str] | None,
         typer.Option(help="for all runs, before what SPEC says: a .toml file, or 'key=value ...'; repeatable"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds, as SPEC's [quick] says")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="fewer rounds and seeds, as SPEC's table `quick` says")
+    ] = False,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="runs at a time; 0 = as many as cores allow")] = 0,
     only: Annotated[
         list[str] | None,
@@ -25,16 +32,15 @@ def bench(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show which runs there are, and run none")] = False,
 ) -> None:
     """Run a benchmark: what is finished is kept, a run that fails is reported and the others go on."""
-    from fedtta_flwr.bench.progress import Lines, Live
-    from fedtta_flwr.bench.runner import open_bench, run_cells
+    from fedtta_flwr.bench.runner import locked
     from fedtta_flwr.bench.spec import cells, read_spec
-    from fedtta_flwr.data.parallel import cores
     from fedtta_flwr.run_config import absolute_paths, read_overrides
 
     parsed, table = read_spec(spec.expanduser())
     overrides = absolute_paths(read_overrides(run_config or []))
     everything = cells(parsed, overrides, quick=quick)
-    wanted = [cell for cell in everything if _matches(cell.labels | {"seed": str(cell.seed)}, only or [])]
+    points = _points(only or [], everything)
+    wanted = [cell for cell in everything if all(_labels(cell)[axis] in among for axis, among in points.items())]
     if not wanted:
         raise ConfigError(f"--only {' '.join(only or [])}: no run matches; `--dry-run` shows which there are")
     if dry_run:
@@ -43,6 +49,26 @@ def bench(
         typer.echo(f"{len(wanted)} runs")
         return
     folder = (output or Path.home() / "fedtta-benchmarks" / (parsed.name + ("-quick" if quick else ""))).expanduser()
+    with locked(folder.absolute()):
+        _run(folder, parsed, table, overrides, everything, wanted, workers, quick=quick)
+
+
+def _run(
+    folder: Path,
+    parsed: "Spec",
+    table: "Table",
+    overrides: "Mapping[str, Scalar]",
+    everything: "Sequence[Cell]",
+    wanted: "Sequence[Cell]",
+    workers: int,
+    *,
+    quick: bool,
+) -> None:
+    """Run of a benchmark what is wanted and has not finished, and say what became of it."""
+    from fedtta_flwr.bench.progress import Lines, Live
+    from fedtta_flwr.bench.runner import open_bench, run_cells
+    from fedtta_flwr.data.parallel import cores
+
     left, stale = open_bench(folder.absolute(), parsed, table, everything, overrides, quick=quick)
     names = {cell.id for cell in wanted}
     left = [cell for cell in left if cell.id in names]
@@ -51,11 +77,15 @@ def bench(
     typer.echo(f"{parsed.title}: {len(left)} runs, {workers} at a time, {done} finished before -> {folder}")
     if stale:
         typer.echo(f"warning: {len(stale)} finished runs were made by other code than this, e.g. {stale[0]}")
-    if sys.stdout.isatty():
-        with Live(len(left), workers) as live:
-            faults = run_cells(folder.absolute(), left, workers, live)
-    else:
-        faults = run_cells(folder.absolute(), left, workers, Lines(len(left), workers))
+    try:
+        if sys.stdout.isatty():
+            with Live(len(left), workers) as live:
+                faults = run_cells(folder.absolute(), left, workers, live)
+        else:
+            faults = run_cells(folder.absolute(), left, workers, Lines(len(left), workers))
+    except KeyboardInterrupt:
+        typer.echo("stopped; what has finished is kept, and the same command goes on")
+        raise
     typer.echo(
         f"{len(wanted) - len(faults)} of {len(wanted)} runs finished; `fedtta report {folder}` shows the results"
     )
@@ -81,11 +111,21 @@ def report(
     typer.echo(page)
 
 
-def _matches(labels: dict[str, str], only: list[str]) -> bool:
+def _labels(cell: "Cell") -> dict[str, str]:
+    return cell.labels | {"seed": str(cell.seed)}
+
+
+def _points(only: list[str], cells: "Sequence[Cell]") -> dict[str, list[str]]:
+    """Return the points that are wanted of each axis that is named."""
     points: dict[str, list[str]] = {}
     for pattern in only:
         axis, equals, point = pattern.partition("=")
-        if not equals or axis not in labels:
-            raise ConfigError(f"--only {pattern!r}: allowed: {'=..., '.join(labels)}=...")
+        if not equals or axis not in _labels(cells[0]):
+            raise ConfigError(f"--only {pattern!r}: allowed: {'=..., '.join(_labels(cells[0]))}=...")
+        known = list(dict.fromkeys(_labels(cell)[axis] for cell in cells))
+        if point not in known:
+            raise ConfigError(
+                f"--only {pattern!r}: no such run; allowed: {', '.join(f'{axis}={one}' for one in known)}"
+            )
         points.setdefault(axis, []).append(point)
-    return all(labels[axis] in allowed for axis, allowed in points.items())
+    return points

@@ -1,5 +1,6 @@
 """Running the cells of a benchmark, several at a time, each in a process of its own; what is finished stays."""
 
+import fcntl
 import json
 import os
 import platform
@@ -8,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,9 +81,45 @@ def cell_folder(folder: Path, cell: str) -> Path:
 def is_finished(folder: Path) -> bool:
     """Return whether a run directory holds a run that has ended well."""
     try:
+        json.loads((folder / "config.json").read_text())["config"]
         return bool(json.loads((folder / "summary.json").read_text())["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> str | None:
+    """Return the first key of a cell's run config in which its run differs; keys that a run did not know are default.
+
+    Where a run was written to is no difference.
+    """
+    defaults = {key: default for key, default, _ in describe_keys()}
+    there = defaults | dict(ran)
+    return next((key for key, value in wanted.items() if key not in WHERE and there.get(key) != value), None)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other benchmarks out of a folder, which is made.
+
+    Raises
+    ------
+    ConfigError
+        If one is in it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: cannot be made: {error.strerror}; name another folder") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ConfigError(
+            f"--output {folder}: another benchmark runs in it; wait for it, or name another folder"
+        ) from None
+    finally:
+        os.close(handle)
 
 
 def open_bench(
@@ -114,18 +152,15 @@ def open_bench(
     elif folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--output {folder}: holds files already; name a new or an empty folder, or a benchmark's")
     left, stale = [], []
-    defaults = {key: default for key, default, _ in describe_keys()}  # for keys that older code did not know
     for cell in cells:
         own = cell_folder(folder, cell.id)
         if not is_finished(own):
             left.append(cell)
             continue
         made = json.loads((own / "config.json").read_text())
-        ran = defaults | made["config"]
-        if differing := [k for k, v in cell.config.items() if k not in WHERE and ran.get(k) != v]:
-            key = differing[0]
+        if key := differing_key(cell.config, made["config"]):
             raise ConfigError(
-                f"--output {folder}: {cell.id} was run with {key} = {ran.get(key)!r}, now it is "
+                f"--output {folder}: {cell.id} was run with {key} = {made['config'].get(key)!r}, now it is "
                 f"{cell.config[key]!r}; name another folder"
             )
         if made["code"] != code_fingerprint():

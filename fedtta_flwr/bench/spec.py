@@ -109,7 +109,11 @@ class Spec(_Part):
             raise ConfigError(
                 f"rows = {self.rows}, columns = {self.columns}: allowed: all axes, each once: {', '.join(self.axes)}"
             )
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds = {self.seeds}: allowed: each once")
         for axis, points in self.axes.items():
+            if axis == "seed":
+                raise ConfigError("axes.seed: `seeds` are an axis already; give it another name")
             for name in (axis, *points):
                 if not NAME.fullmatch(name):
                     raise ConfigError(f"axes.{axis}: {name!r}: allowed: letters, digits, blanks and '.+=_-'")
@@ -121,7 +125,13 @@ class Spec(_Part):
                     if one not in self.axes.get(axis, {}):
                         allowed = self.axes.get(axis) or self.axes
                         raise ConfigError(f"{place}: {axis} = {one!r}: unknown; allowed: {', '.join(allowed)}")
+        corrupted = str(self.config.get("corruptions", "")).split(",")
         for entry in self.published:
+            if entry.over in entry.at:
+                raise ConfigError(f"published: over = {entry.over!r}: `at` names a point of it; name one or the other")
+            unknown = sorted(set(entry.values) - set(corrupted))
+            if entry.over == "corruption" and self.config.get("task") != "tgfl" and corrupted != [""] and unknown:
+                raise ConfigError(f"published: {unknown[0]!r}: allowed over corruption: {', '.join(corrupted)}")
             if entry.over not in (*self.axes, *WITHIN):
                 raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")
             if unknown := sorted(set(entry.values) - set(self.axes.get(entry.over, entry.values))):
@@ -219,7 +229,14 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
             complete = RunConfig.from_flat(config).to_flat()
         except ConfigError as error:
             raise ConfigError(f"{spec.name}, cell {name}: {error}") from None
+        if spec.score not in str(complete["scores"]).split(","):
+            raise ConfigError(
+                f"{spec.name}, cell {name}: score = {spec.score!r} is not among its scores = {complete['scores']!r}; "
+                "add it there, or name another score"
+            )
         made[name] = Cell(name, labels, seed, complete)
+    if not made:
+        raise ConfigError(f"{spec.name}: skip leaves no cell; take something out of it")
     return tuple(made.values())
 
 

@@ -94,15 +94,20 @@ def dots(
 
 
 def lines(
-    names: Sequence[str], curves: Sequence[Curve], strip: Strip | None, colours: Sequence[int], label: str
+    names: Sequence[str],
+    curves: Sequence[Curve],
+    strip: Strip | None,
+    colours: Sequence[int],
+    label: str,
+    when: str = "round",
 ) -> Draw:
-    """Draw curves over the rounds; below, which corruption was seen when, and dotted lines at the shifts."""
+    """Draw curves over rounds or slots; below, which corruption was seen when, and dotted lines at the shifts."""
 
     def draw(canvas: Any, dark: bool) -> None:
         below = 0.09 * len(strip.groups) if strip else 0
         parts = canvas.subplots(2, 1, sharex=True, height_ratios=[1, below]) if strip else [canvas.add_subplot()]
         for i, (name, (x, y)) in enumerate(zip(names, curves, strict=True)):
-            style = "-" if colours[i] < 20 else "--"
+            style = ("-", "--", ":", "-.")[colours[i] // 20 % 4]  # there are twenty colours
             parts[0].plot(x, y, style, color=colour(colours[i]), label=name, linewidth=1.4)
         parts[0].set_ylabel(label)
         if label == SHARE:
@@ -110,7 +115,7 @@ def lines(
         parts[0].grid(color=FAINT[dark], alpha=0.3, linewidth=0.5)
         columns = min(len(names), 4)
         parts[0].legend(frameon=False, fontsize=8, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-        parts[-1].set_xlabel("round")
+        parts[-1].set_xlabel(when)
         if strip is None:
             return
         marks = np.flatnonzero(shifts(strip.domain.T).any(axis=1)) + 0.5

@@ -68,13 +68,22 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
     for k, column in enumerate(columns):
         where = of_column(column)
         runs = {i: several for i, row in enumerate(rows) if (several := bench.runs(row | column))}
-        strip = next(filter(None, (_strip(run) for several in runs.values() for run in several)), None)
+        strip = _common([_strip(run) for several in runs.values() for run in several])
+        # Of runs with rounds of other lengths the slots are what they have in common.
+        slots = len({run.config.get("aggregate-every", 1) for several in runs.values() for run in several}) > 1
         names = [title(row) or score for row in rows]  # a row has the same colour in every figure
-        curves = {i: _mean([_curve(run, score, range(len(run.clients))) for run in r]) for i, r in runs.items()}
-        figures += _over_time(f"time-{k + 1}", f"{score} over time{where}", PERCENT, names, curves, strip)
+        every = {i: int(r[0].config.get("aggregate-every", 1)) if slots else 1 for i, r in runs.items()}
+        curves = {
+            i: _slower(_mean([_curve(run, score, range(len(run.clients))) for run in r]), every[i])
+            for i, r in runs.items()
+        }
+        when = "slot" if slots else "round"
+        figures += _over_time(f"time-{k + 1}", f"{score} over time{where}", PERCENT, names, curves, strip, when)
         grouped = {i: r for i, r in runs.items() if any(len(run.groups()) > 1 for run in r)}  # else all is within
-        curves = {i: _mean([_of_lines(run, "within_group") for run in r]) for i, r in grouped.items()}
-        figures += _over_time(f"within-{k + 1}", f"Weight within a group{where}", SHARE, names, curves, strip)
+        curves = {
+            i: _slower(_mean([_of_lines(run, "within_group") for run in r]), every[i]) for i, r in grouped.items()
+        }
+        figures += _over_time(f"within-{k + 1}", f"Weight within a group{where}", SHARE, names, curves, strip, when)
     return figures
 
 
@@ -109,7 +118,13 @@ def figure(name: str, heading: str, text: str, draw: Draw, size: tuple[float, fl
 
 
 def _over_time(
-    name: str, heading: str, label: str, names: Sequence[str], curves: Mapping[int, Curve], strip: Strip | None
+    name: str,
+    heading: str,
+    label: str,
+    names: Sequence[str],
+    curves: Mapping[int, Curve],
+    strip: Strip | None,
+    when: str = "round",
 ) -> list[Figure]:
     """Return a figure of those curves that have a length; their keys are indices of names, and of colours."""
     known = {i: curve for i, curve in curves.items() if len(curve[0]) > 1}
@@ -117,7 +132,7 @@ def _over_time(
         return []
     of = [names[i] for i in known]
     spans = (f"{names[i]} mean {y.mean():.2f}, from {y.min():.2f} to {y.max():.2f}" for i, (_, y) in known.items())
-    draw = lines(of, list(known.values()), strip, list(known), label)
+    draw = lines(of, list(known.values()), strip, list(known), label, when)
     return [figure(name, heading, f"{heading}, {label}: {'; '.join(spans)}", draw, lines_size(strip))]
 
 
@@ -133,6 +148,23 @@ def _strip(run: Run) -> Strip | None:
         return None
     domain = np.stack([run.timeline["domain"][:, group].max(axis=1) for group in groups])
     return Strip(domain, run.timeline["domains"].tolist(), [group_name(run, group) for group in groups])
+
+
+def _common(strips: Sequence[Strip | None]) -> Strip | None:
+    """Return what all runs saw when; None where they differ, by their seed or in the lengths of their rounds."""
+    known = [strip for strip in strips if strip is not None]
+    same = all(
+        one.groups == known[0].groups
+        and one.domains == known[0].domains
+        and np.array_equal(one.domain, known[0].domain)
+        for one in known
+    )
+    return known[0] if known and len(known) == len(strips) and same else None
+
+
+def _slower(curve: Curve, every: int) -> Curve:
+    """Return a curve over the slots of rounds of `every` slots each."""
+    return curve[0] * every, curve[1]
 
 
 def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:

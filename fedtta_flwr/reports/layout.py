@@ -1,13 +1,14 @@
 """How a benchmark is laid out: its rows, its columns, and what was published for its cells."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedtta_flwr.bench.spec import Labels, Published
 from fedtta_flwr.reports.read import BenchOf, Run
 
 #: how far a published figure can be trusted
 FLAGS = {"sound": "", "doubtful": "?", "copied": "=", "invalid": "!"}
+MOST_NAMED = 6  # figures that a note names one by one
 FLAG_NOTE = "Published figures: ? doubtful, = copied from another paper, ! invalid as a target."
 
 
@@ -16,12 +17,20 @@ def title(labels: Mapping[str, str]) -> str:
     return " ".join(labels.values())
 
 
+def note_of(note: str, where: Sequence[str]) -> str:
+    """Return a note about published figures, and about which."""
+    of = ", ".join(dict.fromkeys(where)) if len(set(where)) <= MOST_NAMED else f"{len(set(where))} figures"
+    return f"Published ({of}): {note.rstrip('.')}."
+
+
 def rows_and_columns(bench: BenchOf) -> tuple[list[Labels], list[Labels]]:
-    """Return the labels of the rows and of the columns of the main table."""
+    """Return the labels of the rows and of the columns of the main table; not those that the spec skips altogether."""
     axes = bench.spec.axes
 
     def combinations(names: list[str]) -> list[Labels]:
-        return [dict(zip(names, points, strict=True)) for points in itertools.product(*(axes[name] for name in names))]
+        every = itertools.product(*(axes[name] for name in names))
+        named = (dict(zip(names, points, strict=True)) for points in every)
+        return [one for one in named if any(one.items() <= cell.labels.items() for cell in bench.cells)]
 
     return combinations(bench.spec.rows), combinations(bench.spec.columns)
 

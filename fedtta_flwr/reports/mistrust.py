@@ -74,6 +74,7 @@ class _Cell(BaseModel):
     id: Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # the name of a folder, not a way to others
     labels: dict[str, str]
     seed: int
+    config: dict[str, bool | int | float | str] = {}
 
 
 class Bench(BaseModel):

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.claims import claims_table
-from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, published, rows_and_columns, title
+from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published, rows_and_columns, title
 from fedtta_flwr.reports.of_run import METRICS, STRUCTURE, cost_table
 from fedtta_flwr.reports.of_within import clients_table, major_and_minor_table, tables_within
 from fedtta_flwr.reports.read import BenchOf
@@ -20,9 +20,9 @@ def bench_tables(bench: BenchOf) -> list[Table]:
         for metric, words in METRICS.items():
             if (score, metric) != (bench.spec.score, bench.spec.metric):
                 tables.append(_grid(bench, score, metric, words))
-    tables += [*tables_within(bench), major_and_minor_table(bench), clients_table(bench)]
-    tables += [_costs(bench), _structure(bench), _missing(bench)]
-    return [table for table in tables if table.rows]
+    within = tables_within(bench)
+    tables += [major_and_minor_table(bench), clients_table(bench), _costs(bench), _structure(bench), _missing(bench)]
+    return [table for table in tables if table.rows] + within
 
 
 def main_table(bench: BenchOf) -> Table:
@@ -34,7 +34,7 @@ def main_table(bench: BenchOf) -> Table:
     for column, has in zip(columns, known, strict=True):
         name = title(column) or spec.score
         heads += [name, f"{name} published", f"{name} Δ"] if has else [name]
-    body, notes = [], []
+    body, notes = [], dict[str, list[str]]()
     for row in rows:
         cells: list[str] = []
         for column, has in zip(columns, known, strict=True):
@@ -50,13 +50,13 @@ def main_table(bench: BenchOf) -> Table:
             mean = [v for v in values if v is not None]
             difference = float(np.mean(mean)) - value if mean and entry.flag != "invalid" else None
             cells += [number(value) + FLAGS[entry.flag], signed(difference)]
-            if entry.note and entry.note not in notes:
-                notes.append(entry.note)
+            if entry.note:
+                notes.setdefault(entry.note, []).append(title(row | column))
         body.append([*row.values(), *cells])
     seeds = sorted({cell.seed for cell in bench.cells})
     spread_of = f"mean ± standard deviation over up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     about = f"{spec.score}, {METRICS[spec.metric]}, in %; {spread_of}."
-    extra = [FLAG_NOTE, *(f"Published: {note}." for note in notes)] if any(known) else []
+    extra = [FLAG_NOTE, *(note_of(note, where) for note, where in notes.items())] if any(known) else []
     extra += _fewer(bench, seeds)
     return Table("main", spec.title, [*spec.rows, *heads], body, labels=len(spec.rows), notes=[about, *extra])
 

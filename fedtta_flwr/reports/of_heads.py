@@ -11,13 +11,13 @@ from fedtta_flwr.reports.figures import Figure, figure, of_column
 from fedtta_flwr.reports.interpolation import FILE
 from fedtta_flwr.reports.layout import rows_and_columns, title
 from fedtta_flwr.reports.mistrust import Arrays, heads_fault, read_arrays
+from fedtta_flwr.reports.of_run import score_names
 from fedtta_flwr.reports.read import BenchOf, Run
-from fedtta_flwr.reports.terminal import HEAD_TITLES
 
 
 def head_figures(run: Run) -> list[Figure]:
     """Return accuracy by test set, and the distribution of the global head's weight where heads were weighed."""
-    names = [HEAD_TITLES.get(score, str(run.config.get("head", score))) for score in run.scores()]
+    names = [score_names(run)[score] for score in run.scores()]
     values = [_by_set(run, score) for score in run.scores()]
     return _sets("sets", "Accuracy by test set", names, values, range(len(names))) + _weights(run, "weights", "")
 

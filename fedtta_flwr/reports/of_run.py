@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.read import Run
 from fedtta_flwr.reports.tables import Table, number
+from fedtta_flwr.reports.terminal import HEAD_TITLES
 
 METRICS = {
     "micro": "micro",
@@ -27,6 +29,7 @@ MAJOR_NOTE = "Major classes have more labelled samples than the mean of the clas
 MiB = 2**20
 #: column -> by what it is divided, digits
 COSTS = {
+    "rounds": (1, 0),
     "client s": (1, 3),
     "server s": (1, 3),
     "transport s": (1, 3),
@@ -49,6 +52,13 @@ def run_tables(run: Run) -> list[Table]:
         _structure(run),
     ]
     return [table for table in tables if table.rows]
+
+
+def score_names(run: Run) -> dict[str, str]:
+    """Return how the scores are called: of two heads, by the heads."""
+    if run.config.get("task") != "tgfl":
+        return {score: score for score in SCORES}
+    return {"tta": str(run.config.get("head"))} | HEAD_TITLES
 
 
 def major_and_minor(run: Run, score: str) -> tuple[float, float] | None:
@@ -75,11 +85,14 @@ def by_class(run: Run, score: str) -> dict[str, float | None]:
 
 
 def costs(run: Run) -> list[float | None]:
-    """Return seconds a round by `COSTS`, bytes up and down per client and round, and peak memory in bytes."""
-    summary, rounds = run.summary, max(1, int(run.summary["rounds"]))
+    """Return rounds, seconds a round, bytes up and down per client and round, and peak memory in bytes, as `COSTS`."""
+    summary, rounds = run.summary, int(run.summary["rounds"])
+    if not rounds:
+        return [None] * len(COSTS)
     seconds = [summary["seconds"][key] / rounds for key in ("client", "server", "transport", "total")]
     peaks = summary.get("memory") or {}
     return [
+        rounds,
         *seconds,
         summary["bytes"]["up"],
         summary["bytes"]["down"],
@@ -92,7 +105,8 @@ def cost_table(runs: dict[str, Sequence[Run]], labels: list[str]) -> Table:
 
     A column of which nothing is known, such as a GPU's memory on a CPU, is left out.
     """
-    rows = [(label.split("\t") if labels else [], _mean_costs(several)) for label, several in runs.items() if several]
+    found = [(label.split("\t") if labels else [], _mean_costs(several)) for label, several in runs.items() if several]
+    rows = [(names, means) for names, means in found if any(mean is not None for mean in means)]
     known = [i for i in range(len(COSTS)) if any(means[i] is not None for _, means in rows)]
     columns = list(COSTS)
     body = []
@@ -122,7 +136,8 @@ def _mean_costs(runs: Sequence[Run]) -> list[float | None]:
 
 
 def _accuracies(run: Run) -> Table:
-    rows = [[score, *(number(run.accuracy(score, metric)) for metric in METRICS)] for score in run.scores()]
+    names = score_names(run)
+    rows = [[names[score], *(number(run.accuracy(score, metric)) for metric in METRICS)] for score in run.scores()]
     return Table("accuracy", "Accuracy in %", ["score", *METRICS.values()], rows)
 
 
@@ -130,7 +145,8 @@ def _by(run: Run, key: str, title: str) -> Table:
     found = {score: run.summary["accuracy"][score][key] for score in run.scores()}
     names = list(dict.fromkeys(name for values in found.values() for name in values))
     rows = [[name, *(number(values.get(name)) for values in found.values())] for name in names]
-    return Table(key.replace("_", "-"), f"Accuracy in % by {title}", [title, *found], rows)
+    heads = [score_names(run)[score] for score in found]
+    return Table(key.replace("_", "-"), f"Accuracy in % by {title}", [title, *heads], rows)
 
 
 def _classes(run: Run) -> Table:
@@ -144,7 +160,8 @@ def _classes(run: Run) -> Table:
         if all(pair is not None for pair in pairs.values()):
             for part, name in enumerate(("major classes", "minor classes")):
                 rows.append([name, "", *(number(pair[part]) for pair in pairs.values() if pair is not None)])
-    return Table("per-class", "Accuracy in % by class", ["class", "samples", *found], rows, notes=[MAJOR_NOTE])
+    heads = [score_names(run)[score] for score in found]
+    return Table("per-class", "Accuracy in % by class", ["class", "samples", *heads], rows, notes=[MAJOR_NOTE])
 
 
 def _structure(run: Run) -> Table:

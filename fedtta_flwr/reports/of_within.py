@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedtta_flwr.bench.spec import Labels, Published
-from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, published_within
+from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published_within, title
 from fedtta_flwr.reports.of_run import MAJOR_NOTE, METRICS, by_class, major_and_minor
 from fedtta_flwr.reports.read import BenchOf, Run, shifts
 from fedtta_flwr.reports.tables import Table, number, signed, spread
@@ -29,7 +29,8 @@ def tables_within(bench: BenchOf) -> list[Table]:
     if asked or not together:
         ways["position"] = _by_position
     ways |= {"class": by_class, "client": _by("client", metric)}
-    return [_within(bench, within, way) for within, way in ways.items()]
+    made = [_within(bench, within, way) for within, way in ways.items()]
+    return [table for table in made if table.rows or table.notes]  # that all cells are left out is said, too
 
 
 def major_and_minor_table(bench: BenchOf) -> Table:
@@ -106,15 +107,20 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
         body.append([*labels.values(), *(["here"] if paired else []), *map(spread, columns)])
         if entry is not None:
             body += [[*labels.values(), kind, *texts] for kind, texts in _compared(entry, names, columns)]
-    notes = [FLAG_NOTE, *dict.fromkeys(f"Published: {e.note}." for *_, e in cells if e and e.note)] if paired else []
-    if within == "position":
+    noted: dict[str, list[str]] = {}
+    for labels, _, entry in cells:
+        if entry is not None and entry.note:
+            noted.setdefault(entry.note, []).append(title(labels))
+    notes = [FLAG_NOTE, *(note_of(note, where) for note, where in noted.items())] if paired else []
+    if within == "position" and body:
         notes.append("A position lasts from one shift of a client's corruption to the next; all clients together.")
     if left_out:
         notes.append(f"{left_out} cells with more than {MOST} columns are left out.")
     heads = [*axes, *(["what"] if paired else []), *names]
     labels_ = len(axes) + paired
     metric = METRICS[bench.spec.metric if bench.spec.metric in ALSO.get(within, ()) else "micro"]
-    return Table(f"by-{within}", f"{score} by {within}, {metric}, in %", heads, body, labels_, notes)
+    words = "test set" if within == "corruption" and bench.spec.config.get("task") == "tgfl" else within
+    return Table(f"by-{within}", f"{score} by {words}, {metric}, in %", heads, body, labels_, notes)
 
 
 def _compared(

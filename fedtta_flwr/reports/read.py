@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedtta_flwr.bench.runner import FILE as BENCH
-from fedtta_flwr.bench.runner import cell_folder
+from fedtta_flwr.bench.runner import cell_folder, differing_key
 from fedtta_flwr.bench.spec import Labels, Spec, make_spec
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.errors import ConfigError
@@ -194,7 +194,8 @@ def read_bench(path: Path) -> BenchOf:
     cells = []
     for cell in bench.cells:
         folder = cell_folder(path, cell.id)
-        run, fault = None, f"has not been run{_last_words(folder)}"
+        words = _last_words(folder)
+        run, fault = None, f"did not get as far as its first round{words}" if words else "has not been run"
         if folder.is_dir():
             try:
                 run = read_run(folder)
@@ -203,6 +204,9 @@ def read_bench(path: Path) -> BenchOf:
                 fault = str(error)
             if run is not None and not run.summary.get("finished"):
                 run, fault = None, f"has not finished{_last_words(folder)}"
+            elif run is not None and (key := differing_key(cell.config, run.config)):
+                was, now = run.config.get(key), cell.config[key]
+                run, fault = None, f"was run with {key} = {was!r}, the benchmark has {now!r}: run it again"
         cells.append(CellOf(cell.id, cell.labels, cell.seed, run, fault))
     return BenchOf(path, spec, about, cells)
 

@@ -1,6 +1,7 @@
 """The report of a run or a benchmark: one page, its figures, and its tables as Markdown, CSV and LaTeX."""
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from fedtta_flwr.reports.page import Part, Row, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
 from fedtta_flwr.reports.tables import Table
 
+#: files that a report may have written: tables, figures
+EARLIER = re.compile(r"[a-z0-9-]+\.(md|csv|tex)|(accuracy|time|within|collaboration|sets|weights)(-[a-z0-9-]+)?\.png")
 MOST_MATRICES = 12  # on one page
 MOST_GROUPS = 12  # named one by one
 SAME = 1e-6  # weights that differ by less are the same
@@ -72,13 +75,18 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     else:
         faults += source.faults
         heading, facts, matrices = f"Run {source.path.name}", _run_facts(source), _run_matrices(source, "W")
+    files: dict[Path, bytes] = {}
     for table in tables:
         for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex())):
-            _write(output / "tables" / f"{table.name}.{ending}", text.encode())
+            files[output / "tables" / f"{table.name}.{ending}"] = text.encode()
     for figure in figures:
-        _write(output / f"{figure.name}.png", figure.light)
-        _write(output / f"{figure.name}-dark.png", figure.dark)
-    _write(output / "report.html", page(heading, facts, _sections(tables, figures, matrices, faults)).encode())
+        files |= {output / f"{figure.name}.png": figure.light, output / f"{figure.name}-dark.png": figure.dark}
+    for earlier in (*(output / "tables").iterdir(), *output.glob("*.png")):
+        if earlier not in files and EARLIER.fullmatch(earlier.name):
+            earlier.unlink()  # of an earlier report, and no longer so
+    files[output / "report.html"] = page(heading, facts, _sections(tables, figures, matrices, faults)).encode()
+    for file, content in files.items():
+        _write(file, content)
     return faults + named
 
 
@@ -128,19 +136,24 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
     heads = c.get("task") == "tgfl"
-    return [
+    facts = [
         ("method", f"two heads, {c.get('head')}" if heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
-        ("groups", _groups(run)),
+        *([] if heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
         ("started", str(run.about.get("started", ""))),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]
+    if (written := len(run.lines)) > run.summary["rounds"]:
+        facts.insert(3, ("written", f"rounds.jsonl has {written} rounds; the accuracies and costs here are older"))
+    return facts
 
 
 def _groups(run: Run) -> str:
     """Return who sees the same corruption at a time; many clients are counted."""
+    if run.timeline is None or not len(run.timeline["rounds"]):
+        return "not known"
     groups = run.groups()
     if len(groups) > MOST_GROUPS:
         return f"{len(groups)} of clients that see the same corruption at a time"
@@ -165,6 +178,8 @@ def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:
 
 def _run_matrices(run: Run, heading: str) -> list[Matrices]:
     """Return W over the rounds with the clients group by group; none where there is no choice to show."""
+    if run.config.get("task") == "tgfl":
+        return []
     found = run.collaboration()
     if found is None or not len(found["rounds"]) or found["weights"].shape[1] < 2:
         return []

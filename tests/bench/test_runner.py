@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedtta_flwr.bench.runner import FILE, cell_folder, is_finished, open_bench
+from fedtta_flwr.bench.runner import FILE, cell_folder, is_finished, locked, open_bench
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
 from fedtta_flwr.errors import ConfigError
 from tests.conftest import ROOT, TINY
@@ -108,6 +108,18 @@ def test_a_folder_with_something_else(tmp_path: Path, content: dict[str, str], w
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
 
 
+def test_two_benchmarks_at_a_time_are_kept_apart(tmp_path: Path) -> None:
+    spec = written_spec(tmp_path)
+    with locked(tmp_path / "out"):
+        done = bench(spec, "--quick", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "another benchmark runs in it" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    done = bench(spec, "--quick", "--output", tmp_path / "file")
+    assert done.stderr.startswith(f"error: --output {tmp_path / 'file'}: cannot be made: ")
+
+
 def test_finished_runs_of_other_code_are_named(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     _, folder, _ = made
     about = json.loads((folder / FILE).read_text())
@@ -165,5 +177,5 @@ def test_only_and_dry_run(tmp_path: Path) -> None:
     both = bench(spec, "--only", "strategy=FedAvg", "--only", "strategy=Local", "--only", "seed=0", "--dry-run")
     assert both.stdout.split() == ["Local.seed0", "FedAvg.seed0", "2", "runs"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.toml"]
-    assert "no run matches" in bench(spec, "--only", "strategy=Other").stderr
+    assert "allowed: strategy=Local, strategy=" in bench(spec, "--only", "strategy=Other").stderr
     assert "allowed: strategy=..., seed=..." in bench(spec, "--only", "adapter=tent").stderr

@@ -125,6 +125,16 @@ def test_a_cell_holds_its_whole_config() -> None:
         ({"skip": [{"method": "FedAvg"}]}, "skip: method = 'FedAvg': unknown; allowed: setting, strategy"),
         ({"published": [{"over": "method", "values": {}}]}, "published: over = 'method': allowed: setting"),
         ({"published": [{"over": "strategy", "values": {"FedSGD": 1.0}}]}, "'FedSGD' is no point of axes.strategy"),
+        ({"seeds": [4, 4]}, "seeds = [4, 4]: allowed: each once"),
+        (
+            {"axes": {"seed": {"a": {}}, "strategy": {"b": {}}}, "rows": ["seed"], "columns": ["strategy"]},
+            "axes.seed: ",
+        ),
+        ({"published": [{"over": "setting", "at": {"setting": "IID"}, "values": {}}]}, "`at` names a point of it"),
+        (
+            {"config": {"corruptions": "fog,snow"}, "published": [{"over": "corruption", "values": {"frog": 1.0}}]},
+            "published: 'frog': allowed over corruption: fog, snow",
+        ),
         ({"published": [{"over": "class", "at": {"setting": "II"}, "values": {}}]}, "published.at: setting = 'II'"),
         ({"published": [{"over": "class", "values": {"0": "1.0"}}]}, "published.0.values.0: "),
         ({"published": [{"over": "class", "values": {}, "flag": "good"}]}, "published.0.flag: "),
@@ -149,7 +159,11 @@ def test_what_is_wrong_is_one_line_with_file_and_key(changes: dict[str, Any], na
         ({"config": {"batch-sise": 1}}, "small, cell SH-0.5.No-Adapt.seed0: batch-sise: unknown key"),
         ({"config": {"batch-size": "ten"}, "quick": {}}, "small, cell IID.No-Adapt.seed0: batch-size = 'ten'"),
         ({"config": {"seed": 3}}, "small: seed = 3"),
-        ({"seeds": [4, 4]}, "small: two cells are called SH-0.5.No-Adapt.seed4"),
+        (
+            {"score": "pre", "config": {"scores": "tta,post"}, "quick": {}},
+            "small, cell SH-0.5.No-Adapt.seed0: score = 'pre' is not among its scores = 'tta,post'",
+        ),
+        ({"skip": [{"setting": ["SH 0.5", "IID"]}]}, "small: skip leaves no cell"),
     ],
 )
 def test_what_is_wrong_with_a_cell_is_one_line_with_its_key(changes: dict[str, Any], names: str) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedtta_flwr.bench.spec import make_spec
 from fedtta_flwr.reports import drawing, figures
-from fedtta_flwr.reports.figures import run_figures
-from fedtta_flwr.reports.read import read_run
+from fedtta_flwr.reports.drawing import Strip
+from fedtta_flwr.reports.figures import bench_figures, run_figures
+from fedtta_flwr.reports.read import BenchOf, CellOf, read_run
 
 
 def test_twenty_colours_differ() -> None:
@@ -61,3 +63,33 @@ def test_w_over_time_is_that_of_the_lines(run_local: Callable[..., Any]) -> None
     assert x.tolist() == [1, 2, 3, 4]
     assert y.tolist() == [line["collaboration"]["within_group"] for line in run.lines]
     assert run_figures(run)[-1].name == "collaboration"
+
+
+def test_runs_with_rounds_of_other_lengths_are_drawn_over_slots(
+    run_local: Callable[..., Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    every = {"one": 1, "two": 2}
+    table = {
+        "name": "every", "title": "Every", "rows": ["every"], "columns": [], "seeds": [0],
+        "axes": {"every": {name: {"aggregate-every": k} for name, k in every.items()}},
+    }  # fmt: skip
+    runs = {name: read_run(run_local(scores="post", **{"aggregate-every": k}).path) for name, k in every.items()}
+    cells = [CellOf(name, {"every": name}, 0, run) for name, run in runs.items()]
+    drawn = []
+    monkeypatch.setattr(figures, "lines", lambda *arguments: drawn.append(arguments) or drawing.lines(*arguments))
+    bench_figures(BenchOf(tmp_path, make_spec(table, "every.toml"), {}, cells))
+    names, curves, strip, _, label, when = drawn[0]
+    assert (names, strip, label, when) == (["one", "two"], None, drawing.PERCENT, "slot")
+    assert [x.tolist() for x, _ in curves] == [[1, 2, 3, 4], [2, 4]]
+    drawn.clear()
+    bench_figures(BenchOf(tmp_path, make_spec(table, "every.toml"), {}, cells[:1]))
+    assert drawn[0][2] is not None
+    assert drawn[0][-1] == "round"
+
+
+def test_what_was_seen_when_is_shown_where_all_runs_saw_the_same() -> None:
+    one, same, other = (Strip(np.array([domain]), ["fog", "snow"], ["all"]) for domain in ([0, 1], [0, 1], [1, 0]))
+    assert figures._common([one, same]) is one
+    assert figures._common([one, other]) is None
+    assert figures._common([one, None]) is None
+    assert figures._common([]) is None

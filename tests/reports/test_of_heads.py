@@ -79,8 +79,12 @@ def test_a_benchmark_has_them_for_each_column(run: Path, tmp_path: Path) -> None
     }
     spec = make_spec(table, "heads.toml")
     open_bench(tmp_path / "bench", spec, table, cells(spec, {}), {}, quick=False)
-    for id_ in ("FedAvg.Dir-01.seed0", "BTFL.Dir-01.seed0", "BTFL.Dir-1.seed0", "BTFL.Dir-1.seed1"):
-        shutil.copytree(run, cell_folder(tmp_path / "bench", id_))
+    ran = ("FedAvg.Dir-01.seed0", "BTFL.Dir-01.seed0", "BTFL.Dir-1.seed0", "BTFL.Dir-1.seed1")
+    for cell in (cell for cell in cells(spec, {}) if cell.id in ran):
+        own = cell_folder(tmp_path / "bench", cell.id)
+        shutil.copytree(run, own)
+        about = json.loads((own / "config.json").read_text())
+        (own / "config.json").write_text(json.dumps(about | {"config": cell.config}))
     other = cell_folder(tmp_path / "bench", "BTFL.Dir-1.seed1") / "summary.json"
     summary = json.loads(other.read_text())
     accuracy = summary["accuracy"]["tta"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_corruptions(bench: Path, written: Path) -> None:
     assert float(here["pixelate"]) == pytest.approx(accuracy["pixelate"], abs=0.006)
     assert (theirs["pixelate"], theirs["contrast"], difference["contrast"]) == ("70.00", "", "")
     assert float(difference["pixelate"]) == pytest.approx(accuracy["pixelate"] - 70, abs=0.006)
-    assert "Published: why." in (written / "tables" / "by-corruption.md").read_text()
+    assert "Published (1): why." in (written / "tables" / "by-corruption.md").read_text()
 
 
 def test_by_corruption_and_client_macro_where_the_spec_is(bench: Path) -> None:
@@ -109,6 +110,28 @@ def test_by_corruption_and_client_macro_where_the_spec_is(bench: Path) -> None:
         assert float(row[made.columns.index(name)]) == pytest.approx(value, abs=0.006)
         assert "macro, all K classes" in made.title
     assert "micro" in tables["by-class"].title
+
+
+def test_a_run_of_another_config_is_not_averaged_with_the_rest(bench: Path, tmp_path: Path) -> None:
+    shutil.copytree(bench, tmp_path / "bench")
+    path = cell_folder(tmp_path / "bench", "2.seed1") / "config.json"
+    about = json.loads(path.read_text())
+    about["config"]["batch-size"] = 77
+    path.write_text(json.dumps(about))
+    found = {cell.id: cell for cell in read_bench(tmp_path / "bench").cells}
+    assert found["2.seed0"].run is not None
+    assert found["2.seed1"].run is None
+    assert found["2.seed1"].fault.startswith("was run with batch-size = 77, the benchmark has ")
+
+
+def test_an_earlier_report_leaves_nothing_behind(bench: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    for name in ("tables/gone.csv", "time-9-dark.png", "mine.png", "tables/Mine.txt"):
+        (tmp_path / name).write_text("")
+    write_report(bench, tmp_path)
+    assert [name for name in ("tables/gone.csv", "time-9-dark.png") if (tmp_path / name).exists()] == []
+    assert (tmp_path / "mine.png").exists()
+    assert (tmp_path / "tables" / "Mine.txt").exists()
 
 
 def test_classes_and_clients(bench: Path, written: Path) -> None:
@@ -137,7 +160,10 @@ def test_means_over_clients(bench: Path, written: Path) -> None:
 def test_fewer_seeds_and_failures_are_named(written: Path) -> None:
     assert "With 1 of 2 seeds only: 1." in (written / "tables" / "main.md").read_text()
     (row,) = table(written, "missing")
-    assert row == {"run": "1.seed1", "why": "has not been run; its log ends: error: it was too hot"}
+    assert row == {
+        "run": "1.seed1",
+        "why": "did not get as far as its first round; its log ends: error: it was too hot",
+    }
     assert "it was too hot" in (written / "report.html").read_text()
 
 
