@@ -10,6 +10,7 @@ from html import escape
 import numpy as np
 
 MINUS = "\N{MINUS SIGN}"
+MARKS = "?!="  # how far a published figure can be trusted (`layout.FLAGS`)
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -55,18 +56,26 @@ class Table:
         )
 
     def csv(self) -> str:
-        """Return the table as CSV; ``mean ± std`` becomes two columns, published marks are dropped."""
+        """Return the table as CSV; ``mean ± std`` becomes two columns, and a figure with a mark of its trust, too."""
+        numbers = range(self.labels, len(self.columns))
         pairs = [any("±" in row[i] for row in self.rows) for i in range(len(self.columns))]
-        heads = [[c, f"{c} std"] if pair else [c] for c, pair in zip(self.columns, pairs, strict=True)]
+        marked = [i in numbers and any(row[i].endswith(tuple(MARKS)) for row in self.rows) for i in range(len(pairs))]
+        heads = [
+            [c, *([f"{c} std"] if pair else []), *([f"{c} mark"] if mark else [])]
+            for c, pair, mark in zip(self.columns, pairs, marked, strict=True)
+        ]
         output = io.StringIO()
         writer = csv.writer(output, lineterminator="\n")
         writer.writerow([head for group in heads for head in group])
         for row in self.rows:
             cells: list[str] = []
-            for i, (text, pair) in enumerate(zip(row, pairs, strict=True)):
-                plain = text if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip("?!*=")
+            for i, (text, pair, mark) in enumerate(zip(row, pairs, marked, strict=True)):
+                plain = text if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip(MARKS)
                 mean, _, std = plain.partition(" ± ")
-                cells += [mean, std] if pair else [plain]
+                cells += [
+                    *([mean, std] if pair else [plain]),
+                    *([text[-1:] if text.endswith(tuple(MARKS)) else ""] * mark),
+                ]
             writer.writerow(cells)
         return output.getvalue()
 

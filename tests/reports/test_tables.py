@@ -36,9 +36,9 @@ def test_differences_have_a_sign(value: float | None, text: str) -> None:
 def test_csv_holds_numbers() -> None:
     rows = list(csv.reader(io.StringIO(TABLE.csv())))
     assert rows == [
-        ["strategy", "NIID", "NIID std", "NIID published"],
-        [HOSTILE, "1234.50", "0.25", "61.45"],
-        ["Local", "", "", "-3.00"],
+        ["strategy", "NIID", "NIID std", "NIID published", "NIID published mark"],
+        [HOSTILE, "1234.50", "0.25", "61.45", "?"],
+        ["Local", "", "", "-3.00", ""],
     ]
 
 
