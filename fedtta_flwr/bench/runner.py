@@ -88,13 +88,13 @@ def is_finished(folder: Path) -> bool:
 
 
 def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> str | None:
-    """Return the first key of a cell's run config in which its run differs; keys that a run did not know are default.
+    """Return the first key of a cell's run config in which its run differs.
 
-    Where a run was written to is no difference.
+    A key that a run did not know is default, and one that neither it nor this code knows decides nothing, no more than
+    where a run was written to.
     """
-    defaults = {key: default for key, default, _ in describe_keys()}
-    there = defaults | dict(ran)
-    return next((key for key, value in wanted.items() if key not in WHERE and there.get(key) != value), None)
+    there = {key: default for key, default, _ in describe_keys()} | dict(ran)
+    return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
 
 
 @contextmanager
@@ -112,12 +112,13 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"--output {folder}: cannot be made: {error.strerror}; name another folder") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--output {folder}: another benchmark runs in it; wait for it, or name another folder"
+            ) from None
         yield
-    except BlockingIOError:
-        raise ConfigError(
-            f"--output {folder}: another benchmark runs in it; wait for it, or name another folder"
-        ) from None
     finally:
         os.close(handle)
 

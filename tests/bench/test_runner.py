@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedtta_flwr.bench.runner import FILE, cell_folder, is_finished, locked, open_bench
+from fedtta_flwr.bench.runner import FILE, cell_folder, differing_key, is_finished, locked, open_bench
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
 from fedtta_flwr.errors import ConfigError
 from tests.conftest import ROOT, TINY
@@ -106,6 +106,14 @@ def test_a_folder_with_something_else(tmp_path: Path, content: dict[str, str], w
     with pytest.raises(ConfigError, match=words):
         open_bench(tmp_path, spec, table, cells(spec, {}), {}, quick=False)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_keys_that_come_and_go_make_no_difference() -> None:
+    ran = {"seed": 3, "batch-size": 10, "output-dir": "/a"}
+    assert differing_key(ran | {"output-dir": "/b"}, ran) is None
+    assert differing_key(ran | {"task": "ftta", "gone-since": 32}, ran) is None  # newer than the run; older than this
+    assert differing_key(ran | {"task": "tgfl"}, ran) == "task"
+    assert differing_key(ran | {"batch-size": 11}, ran) == "batch-size"
 
 
 def test_two_benchmarks_at_a_time_are_kept_apart(tmp_path: Path) -> None:
