@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fedtta_flwr.data.checks import check_streams
@@ -369,15 +370,22 @@ class RunConfig(BaseModel):
 
 
 def describe_keys() -> list[tuple[str, Scalar, str]]:
-    """Return (key, default, meaning) for every key of the run config."""
+    """Return (key, default, meaning with the range if there is one) for every key of the run config."""
     rows: list[tuple[str, Scalar, str]] = []
     for name, field in RunConfig.model_fields.items():
         if isinstance(field.default, Options):
             table = type(field.default).model_fields
-            rows += [(f"{kebab(name)}.{kebab(k)}", f.default, f.description or "") for k, f in table.items()]
+            rows += [(f"{kebab(name)}.{kebab(k)}", f.default, _meaning(f)) for k, f in table.items()]
         else:
-            rows.append((kebab(name), field.default, field.description or ""))
+            rows.append((kebab(name), field.default, _meaning(field)))
     return rows
+
+
+def _meaning(field: FieldInfo) -> str:
+    """Return what a key is for, and its range, as `> 0, <= 1`."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    bounds = [f"{sign} {getattr(m, k):g}" for k, sign in signs.items() for m in field.metadata if hasattr(m, k)]
+    return (field.description or "") + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False) -> str:

@@ -487,6 +487,10 @@ def test_every_key_is_described() -> None:
     assert {key: default for key, default, _ in rows} == DEFAULTS
     assert len(rows) == len(DEFAULTS)
     assert all(len(text) > 5 for _, _, text in rows)
+    meanings = {key: text for key, _, text in rows}
+    assert meanings["spatial-heterogeneity"].endswith(" (> 0, <= 1)")
+    assert meanings["tgfl.momentum"].endswith(" (>= 0, < 1)")
+    assert not meanings["scores"].endswith(")")
 
 
 def test_a_config_cannot_be_changed() -> None:
