@@ -19,6 +19,7 @@ WIDE, NARROW = 9.6, 5.2  # inches
 PERCENT, SHARE = "accuracy in %", "share, from 0 to 1"
 
 Curve = tuple[NDArray[Any], NDArray[Any]]  # rounds, values
+Mark = tuple[float, bool]  # a published figure, whether it is sound
 Draw = Callable[[Any, bool], None]  # on a matplotlib Figure, for a dark page
 
 
@@ -64,9 +65,9 @@ def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
 
 
 def dots(
-    names: Sequence[str], values: Sequence[Sequence[float]], marks: Sequence[float | None], colours: Sequence[int]
+    names: Sequence[str], values: Sequence[Sequence[float]], marks: Sequence[Mark | None], colours: Sequence[int]
 ) -> Draw:
-    """Draw means with the spread of their values, beside marks; the axis need not begin at 0."""
+    """Draw means with the spread of their values, beside published marks; the axis need not begin at 0."""
 
     def draw(canvas: Any, dark: bool) -> None:
         axes = canvas.add_subplot()
@@ -79,11 +80,14 @@ def dots(
             axes.annotate(
                 f"{mean:.1f}", (mean, i), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=INK[dark]
             )
-        known = [(mark, i) for i, mark in enumerate(marks) if mark is not None]
-        if known:
-            x, y = zip(*known, strict=True)
-            axes.scatter(x, y, marker="D", s=26, facecolors="none", edgecolors=INK[dark], zorder=3, label="published")
-            axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, borderpad=0)
+        for sound, shape, label in ((True, "D", "published"), (False, "x", "published, doubtful or copied")):
+            known = [(mark[0], i) for i, mark in enumerate(marks) if mark is not None and mark[1] == sound]
+            if known:
+                x, y = zip(*known, strict=True)
+                fill = {"facecolors": "none", "edgecolors": INK[dark]} if sound else {"color": FAINT[dark]}
+                axes.scatter(x, y, marker=shape, s=26, zorder=3, label=label, **fill)
+        if any(mark is not None for mark in marks):
+            axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, borderpad=0, ncols=2)
         axes.margins(x=0.1)
         axes.set_ylim(len(names) - 0.5, -0.75)
         axes.set_yticks(range(len(names)), names)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.bench.spec import Labels
-from fedtta_flwr.reports.drawing import NARROW, PERCENT, SHARE, Curve, Draw, Strip, dots, lines, lines_size, png
+from fedtta_flwr.reports.drawing import NARROW, PERCENT, SHARE, Curve, Draw, Mark, Strip, dots, lines, lines_size, png
 from fedtta_flwr.reports.layout import published, rows_and_columns, title
 from fedtta_flwr.reports.of_run import STRUCTURE
 from fedtta_flwr.reports.read import BenchOf, Run
@@ -136,9 +136,9 @@ def _over_time(
     return [figure(name, heading, f"{heading}, {label}: {'; '.join(spans)}", draw, lines_size(strip))]
 
 
-def _mark(bench: BenchOf, labels: Labels) -> float | None:
+def _mark(bench: BenchOf, labels: Labels) -> Mark | None:
     found = published(bench, labels)
-    return found[0] if found and found[1].flag != "invalid" else None
+    return (found[0], found[1].flag == "sound") if found and found[1].flag != "invalid" else None
 
 
 def _strip(run: Run) -> Strip | None:

@@ -12,7 +12,7 @@ from fedtta_flwr.reports.drawing import SHARE, Strip, dots, lines
 
 def test_dots_stand_at_the_means_with_the_spread_and_what_was_published() -> None:
     canvas: Any = Figure()
-    dots(["one", "two"], [[60.0, 63.0], [50.0]], [None, 51.5], [0, 1])(canvas, False)
+    dots(["one", "two"], [[60.0, 63.0], [50.0]], [(61.0, False), (51.5, True)], [0, 1])(canvas, False)
     (axes,) = canvas.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["one", "two"]
     first, second = axes.containers
@@ -21,8 +21,9 @@ def test_dots_stand_at_the_means_with_the_spread_and_what_was_published() -> Non
     assert right[0] - left[0] == pytest.approx(2 * statistics.stdev([60, 63]))
     assert second[0].get_xydata().tolist() == [[50, 1]]
     assert second[2] == ()  # of one value there is no spread, which is not 0
-    (published,) = [found for found in axes.collections if found.get_label() == "published"]
-    assert published.get_offsets().tolist() == [[51.5, 1]]
+    published = {found.get_label(): found.get_offsets().tolist() for found in axes.collections}
+    assert published["published"] == [[51.5, 1]]
+    assert published["published, doubtful or copied"] == [[61, 0]]
     assert {text.get_text() for text in axes.texts} == {"61.5", "50.0"}
 
 
