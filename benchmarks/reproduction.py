@@ -9,11 +9,9 @@ be stopped, and extended, at any time. --write-only: write the document from wha
 """
 
 import argparse
-import io
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import textwrap
 from collections import Counter
@@ -130,8 +128,8 @@ def commit(code: str) -> str:
     """Return the latest commit whose package has this fingerprint (`records.code_fingerprint`)."""
     for one in git("rev-list", "HEAD", "--", "fedtta_flwr").decode().split():
         packed = git("archive", one, "fedtta_flwr")
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive, tempfile.TemporaryDirectory() as folder:
-            archive.extractall(folder, filter="data")
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
             if code_fingerprint(Path(folder) / "fedtta_flwr") == code:
                 return one[:7]
     return f"unknown (package {code})"

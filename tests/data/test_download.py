@@ -19,7 +19,7 @@ from fedtta_flwr.errors import ConfigError, DataError
 
 
 def archive(**extra: bytes) -> bytes:
-    """An archive of the published shape, with labels alone."""
+    """An archive of the published shape, with labels alone; what is empty is a link to the outside."""
     labels = io.BytesIO()
     np.save(labels, np.tile(np.arange(10_000) % 10, 5).astype(np.uint8))
     packed = io.BytesIO()
@@ -27,6 +27,8 @@ def archive(**extra: bytes) -> bytes:
         for name, content in {"CIFAR-10-C/labels.npy": labels.getvalue(), **extra}.items():
             about = tarfile.TarInfo(name)
             about.size = len(content)
+            if not content:
+                about.type, about.linkname = tarfile.SYMTYPE, "../../elsewhere"
             tar.addfile(about, io.BytesIO(content))
     return packed.getvalue()
 
@@ -121,8 +123,9 @@ def test_another_archive_than_the_published_is_refused_and_removed(server: Serve
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_archive_may_not_write_elsewhere(server: Server, tmp_path: Path) -> None:
-    server.content = archive(**{"../../evil": b"x"})
+@pytest.mark.parametrize(("name", "content"), [("../../evil", b"x"), ("{}/evil", b"x"), ("CIFAR-10-C/evil", b"")])
+def test_an_archive_may_not_write_elsewhere(server: Server, tmp_path: Path, name: str, content: bytes) -> None:
+    server.content = archive(**{name.format(tmp_path): content})
     with pytest.raises(DataError, match="cannot be unpacked"):
         fetch("cifar10-c", tmp_path / "a" / "b", base_url=server.url, md5=server.md5)
     assert not any(p.name == "evil" for p in tmp_path.rglob("*"))
