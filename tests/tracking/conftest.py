@@ -86,11 +86,11 @@ def accuracies(path: Path) -> dict[str, float]:
     """The accuracies that a tracker must have been told at the end, from summary.json alone."""
     found = {}
     for score, accuracy in json.loads((path / "summary.json").read_text())["accuracy"].items():
-        for key in ("micro", "macro", "macro_all_classes"):
+        for key in ("micro", "macro", "macro_all_classes", "mean_clients"):
             found[f"summary/accuracy/{score}/{key}"] = accuracy[key]
         for corruption in ("contrast", "pixelate"):
             found[f"summary/accuracy/{score}/per_corruption/{corruption}"] = accuracy["per_corruption"][corruption]
-    assert len(found) == 5 * (3 + 2)
+    assert len(found) == 5 * (4 + 2)
     return found
 
 
