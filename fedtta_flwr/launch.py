@@ -38,9 +38,9 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
             *((name, "beyond the papers' fifteen") for name in EXTRA_CORRUPTIONS),
         ],
         "models": [*MODELS.items(), ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard")],
-        "configs": [(str(path), _headline(path)) for path in sorted((app_root() / "configs").glob("*.toml"))],
-        "presets": [(str(path), _headline(path)) for path in sorted((app_root() / "configs/presets").glob("*.toml"))],
-        "benchmarks": [(str(path), _headline(path)) for path in sorted((app_root() / "configs/bench").glob("*.toml"))],
+        "configs": _files("configs"),
+        "presets": _files("configs/presets"),
+        "benchmarks": _files("configs/bench"),
         "keys": [(key, f"{text} [{json.dumps(default)}]") for key, default, text in describe_keys()],
     }
 
@@ -184,6 +184,11 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _files(folder: str) -> list[tuple[str, str]]:
+    """Return the config files in a folder of the app, and what they say they are."""
+    return [(str(path), _headline(path)) for path in sorted((app_root() / folder).glob("*.toml"))]
 
 
 def _headline(path: Path) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
-from fedtta_flwr.config import WHERE, Scalar, describe_keys
+from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.processes import as_command, end_with_parent, stop
@@ -93,7 +93,7 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
     A key that a run did not know is default, and one that neither it nor this code knows decides nothing, no more than
     where a run was written to.
     """
-    there = {key: default for key, default, _ in describe_keys()} | dict(ran)
+    there = RunConfig().to_flat() | dict(ran)
     return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
 
 

@@ -72,17 +72,14 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
         # Of runs with rounds of other lengths the slots are what they have in common.
         slots = len({run.config.get("aggregate-every", 1) for several in runs.values() for run in several}) > 1
         names = [title(row) or score for row in rows]  # a row has the same colour in every figure
-        every = {i: int(r[0].config.get("aggregate-every", 1)) if slots else 1 for i, r in runs.items()}
-        curves = {
-            i: _slower(_mean([_curve(run, score, range(len(run.clients))) for run in r]), every[i])
-            for i, r in runs.items()
-        }
         when = "slot" if slots else "round"
+        long = {i: int(r[0].config.get("aggregate-every", 1)) if slots else 1 for i, r in runs.items()}
+        curves = {
+            i: _mean([_curve(run, score, range(len(run.clients))) for run in r], long[i]) for i, r in runs.items()
+        }
         figures += _over_time(f"time-{k + 1}", f"{score} over time{where}", PERCENT, names, curves, strip, when)
         grouped = {i: r for i, r in runs.items() if any(len(run.groups()) > 1 for run in r)}  # else all is within
-        curves = {
-            i: _slower(_mean([_of_lines(run, "within_group") for run in r]), every[i]) for i, r in grouped.items()
-        }
+        curves = {i: _mean([_of_lines(run, "within_group") for run in r], long[i]) for i, r in grouped.items()}
         figures += _over_time(f"within-{k + 1}", f"Weight within a group{where}", SHARE, names, curves, strip, when)
     return figures
 
@@ -162,11 +159,6 @@ def _common(strips: Sequence[Strip | None]) -> Strip | None:
     return known[0] if known and len(known) == len(strips) and same else None
 
 
-def _slower(curve: Curve, every: int) -> Curve:
-    """Return a curve over the slots of rounds of `every` slots each."""
-    return curve[0] * every, curve[1]
-
-
 def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:
     """Return a score of some clients together over the rounds, in percent."""
     timeline = run.timeline
@@ -194,7 +186,7 @@ def _thinned(x: NDArray[Any], y: NDArray[Any]) -> Curve:
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
-def _mean(curves: Sequence[Curve]) -> Curve:
-    """Return the mean of the curves of several seeds, of those that have the rounds of the longest."""
+def _mean(curves: Sequence[Curve], slots: int = 1) -> Curve:
+    """Return the mean over seeds, of the curves as long as the longest; over slots, where a round has several."""
     longest = max((x for x, _ in curves), key=len)
-    return longest, np.mean([y for x, y in curves if np.array_equal(x, longest)], axis=0)
+    return longest * slots, np.mean([y for x, y in curves if np.array_equal(x, longest)], axis=0)

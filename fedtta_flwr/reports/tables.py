@@ -9,8 +9,10 @@ from html import escape
 
 import numpy as np
 
+from fedtta_flwr.reports.layout import FLAGS
+
 MINUS = "\N{MINUS SIGN}"
-MARKS = "?!="  # how far a published figure can be trusted (`layout.FLAGS`)
+MARKS = "".join(FLAGS.values())  # how far a published figure can be trusted
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
