@@ -70,6 +70,11 @@ PARTS = {
 good as another. Not so for FedTSA's memory of 10 slots and FedCTTA's smoothing over rounds (ema 0.9): both span two
 corruptions here.""",
     ),
+    "bn-full": Part(
+        "fedctta-table1-cifar10",
+        only=("adapter=bn", *BN_ROWS),
+        words="As long as in the paper: all 10,000 images of each of the 15 corruptions.",
+    ),
     "bn-r56": Part(
         "fedctta-table1-cifar10",
         network="r56",
