@@ -101,6 +101,11 @@ class Spec(_Part):
     claims: list[Claim] = []
     quick: Quick = Quick()
 
+    @property
+    def two_heads(self) -> bool:
+        """Whether a global and a personal head are combined (``task = "tgfl"``)."""
+        return self.config.get("task") == "tgfl"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.score not in SCORES:
@@ -130,7 +135,7 @@ class Spec(_Part):
             if entry.over in entry.at:
                 raise ConfigError(f"published: over = {entry.over!r}: `at` names a point of it; name one or the other")
             unknown = sorted(set(entry.values) - set(corrupted))
-            if entry.over == "corruption" and self.config.get("task") != "tgfl" and corrupted != [""] and unknown:
+            if entry.over == "corruption" and not self.two_heads and corrupted != [""] and unknown:
                 raise ConfigError(f"published: {unknown[0]!r}: allowed over corruption: {', '.join(corrupted)}")
             if entry.over not in (*self.axes, *WITHIN):
                 raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")

@@ -20,11 +20,9 @@ STRUCTURE = {
     "within_group": "weight within a group",
     "evenness": "evenness of a row (0: one client, 1: all alike)",
 }
-#: what is within an accuracy, by task: a key of summary.json, of what kind it is
-BY = {
-    "ftta": (("per_corruption", "corruption"), ("per_client", "client")),
-    "tgfl": (("per_corruption_mean_clients", "test set, mean over clients"), ("per_client", "client")),
-}
+#: what is within an accuracy: a key of summary.json, of what kind it is
+BY = (("per_corruption", "corruption"), ("per_client", "client"))
+BY_OF_HEADS = (("per_corruption_mean_clients", "test set, mean over clients"), ("per_client", "client"))
 MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
 MiB = 2**20
 #: column -> by what it is divided, digits
@@ -46,7 +44,7 @@ def run_tables(run: Run) -> list[Table]:
     """Return all tables of a run."""
     tables = [
         _accuracies(run),
-        *(_by(run, *which) for which in BY[str(run.config.get("task", "ftta"))]),
+        *(_by(run, *which) for which in (BY_OF_HEADS if run.two_heads else BY)),
         _classes(run),
         cost_table({"": [run]}, []),
         _structure(run),
@@ -56,7 +54,7 @@ def run_tables(run: Run) -> list[Table]:
 
 def score_names(run: Run) -> dict[str, str]:
     """Return how the scores are called: of two heads, by the heads."""
-    if run.config.get("task") != "tgfl":
+    if not run.two_heads:
         return {score: score for score in SCORES}
     return {"tta": str(run.config.get("head"))} | HEAD_TITLES
 

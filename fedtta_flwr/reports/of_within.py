@@ -119,7 +119,7 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
     heads = [*axes, *(["what"] if paired else []), *names]
     labels_ = len(axes) + paired
     metric = METRICS[bench.spec.metric if bench.spec.metric in ALSO.get(within, ()) else "micro"]
-    words = "test set" if within == "corruption" and bench.spec.config.get("task") == "tgfl" else within
+    words = "test set" if within == "corruption" and bench.spec.two_heads else within
     return Table(f"by-{within}", f"{score} by {words}, {metric}, in %", heads, body, labels_, notes)
 
 

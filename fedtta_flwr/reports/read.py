@@ -59,6 +59,11 @@ class Run:
     faults: list[str] = field(default_factory=list)
 
     @property
+    def two_heads(self) -> bool:
+        """Whether a global and a personal head were combined (``task = "tgfl"``)."""
+        return self.config.get("task") == "tgfl"
+
+    @property
     def clients(self) -> list[str]:
         """The clients, in the order of all arrays."""
         return list(self.about["clients"])

@@ -123,24 +123,22 @@ def _sections(
 
 
 def _bench_figures(bench: BenchOf) -> list[Figure]:
-    heads = bench.spec.config.get("task") == "tgfl"
-    return accuracy_figures(bench) + (head_bench_figures(bench) if heads else bench_figures(bench))
+    return accuracy_figures(bench) + (head_bench_figures(bench) if bench.spec.two_heads else bench_figures(bench))
 
 
 def _run_figures(run: Run) -> list[Figure]:
     """Return the figures of a run: two heads change nothing over time."""
-    return head_figures(run) if run.config.get("task") == "tgfl" else run_figures(run)
+    return head_figures(run) if run.two_heads else run_figures(run)
 
 
 def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
-    heads = c.get("task") == "tgfl"
     facts = [
-        ("method", f"two heads, {c.get('head')}" if heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
+        ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
-        *([] if heads else [("groups", _groups(run))]),
+        *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
         ("started", str(run.about.get("started", ""))),
         ("code", f"{run.about.get('code', '')}; {versions}"),
@@ -178,7 +176,7 @@ def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:
 
 def _run_matrices(run: Run, heading: str) -> list[Matrices]:
     """Return W over the rounds with the clients group by group; none where there is no choice to show."""
-    if run.config.get("task") == "tgfl":
+    if run.two_heads:
         return []
     found = run.collaboration()
     if found is None or not len(found["rounds"]) or found["weights"].shape[1] < 2:
