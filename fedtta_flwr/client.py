@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
-from fedtta_flwr.memory import Memory, Remembered, state_folder
+from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -71,7 +71,8 @@ def visit(message: Message, context: Context) -> Message:
     try:
         bench = workbench(context)
         request = message.content.config_records[INFO]
-        memory = Memory(context.state, state_folder(bench.config, context, str(request["run"])))
+        folder = state_folder(bench.config, context, str(request["run"]))
+        memory = Memory(context.state, folder, restarts=ONE_PROCESS not in context.node_config)
         reply = _visit_all(bench, request, arrays_of(message.content, STATE), memory)
     except FedTTAError as error:
         return error_reply(message, str(error))

@@ -12,6 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedtta_flwr.memory import ONE_PROCESS
+
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 SERVER_NODE_ID = 1
 
@@ -50,7 +52,7 @@ class LocalGrid(Grid):
             node_id: Context(
                 run_id=self._run_id,
                 node_id=node_id,
-                node_config={"partition-id": part, "num-partitions": num_supernodes},
+                node_config={"partition-id": part, "num-partitions": num_supernodes, ONE_PROCESS: True},
                 state=RecordDict(),
                 run_config=dict(run_config),
             )

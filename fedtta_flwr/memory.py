@@ -2,7 +2,8 @@
 
 Flower keeps ``context.state`` in memory, one for each of its runs. What must survive the node, or a server that is
 restarted and resumes under another Flower run, is also written to ``STATE-DIR/RUN/CLIENT.safetensors``: after every
-visit, and once more, with the round in its name, when the server writes a checkpoint of its own.
+visit, and once more, with the round in its name, when the server writes a checkpoint of its own. Where server and
+clients are one process, which only a checkpoint can survive, it is written for those alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import read_tensors, write_tensors
 from fedtta_flwr.records import from_arrays, to_arrays
 
+ONE_PROCESS = "one-process"  # in a node config: the server is in the node's process
 KEPT_CHECKPOINTS = 2  # the server may be killed between the clients' writing and its own
 
 
@@ -46,11 +48,14 @@ class Memory:
         Flower's ``context.state``.
     folder : Path or None
         Of this run; None: nothing is written.
+    restarts : bool
+        Whether the node may be restarted while the server goes on; if not, nothing is written between checkpoints.
     """
 
-    def __init__(self, records: RecordDict, folder: Path | None) -> None:
+    def __init__(self, records: RecordDict, folder: Path | None, *, restarts: bool = True) -> None:
         self._records = records
         self._folder = folder
+        self._restarts = restarts
 
     def recall(self, client: str, until: int | None = None) -> Remembered | None:
         """Return a client's latest state, or with `until` its latest one written up to that round, if there is any.
@@ -87,10 +92,11 @@ class Memory:
         if self._folder is None:
             return
         for client, state in states.items():
-            _write(self._folder / f"{_stem(client)}.safetensors", client, state)
+            if self._restarts:
+                _write(self._folder / f"{_stem(client)}.safetensors", client, state)
             if checkpoint:
                 _write(self._folder / f"{_stem(client)}@{checkpoint}.safetensors", client, state)
-                for old in list(self._files(client))[1 + KEPT_CHECKPOINTS :]:
+                for old in self._checkpoints(client)[KEPT_CHECKPOINTS:]:
                     old.unlink(missing_ok=True)
 
     def _files(self, client: str) -> Iterator[Path]:
@@ -99,8 +105,12 @@ class Memory:
             return
         if (latest := self._folder / f"{_stem(client)}.safetensors").is_file():
             yield latest
-        checkpoints = self._folder.glob(f"{_stem(client)}@*.safetensors")
-        yield from sorted(checkpoints, key=lambda path: -int(path.stem.rpartition("@")[2]))
+        yield from self._checkpoints(client)
+
+    def _checkpoints(self, client: str) -> list[Path]:
+        """Return a client's files of checkpoints, the latest first."""
+        found = self._folder.glob(f"{_stem(client)}@*.safetensors") if self._folder is not None else ()
+        return sorted(found, key=lambda path: -int(path.stem.rpartition("@")[2]))
 
 
 def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:

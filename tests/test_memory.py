@@ -54,6 +54,15 @@ def test_a_node_that_restarts_finds_its_clients_on_disk(tmp_path: Path) -> None:
     assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == ["run", "run"]
 
 
+def test_where_no_node_restarts_alone_only_checkpoints_are_written(tmp_path: Path) -> None:
+    memory = Memory(RecordDict(), tmp_path, restarts=False)
+    for number in range(1, 12):
+        memory.keep({"a": state(number)}, checkpoint=number if number % 3 == 0 else 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a@6.safetensors", "a@9.safetensors"]
+    assert number_of(memory.recall("a")) == 11
+    assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=8)) == 6
+
+
 def test_the_state_of_a_checkpoint_outlives_later_visits(tmp_path: Path) -> None:
     memory = Memory(RecordDict(), tmp_path)
     for number in range(1, 12):

@@ -27,6 +27,7 @@ class Lines:
     def __init__(self, cells: int, workers: int) -> None:
         self._cells, self._workers = cells, workers
         self._ended, self._failed = 0, 0
+        self._given = dict[str, float]()  # cell -> what share of it had been before this
         self._began = self._printed = time.monotonic()
 
     def started(self, cell: Cell) -> None:
@@ -47,11 +48,12 @@ class Lines:
 
     def left(self, running: Sequence[Running]) -> str:
         """Return in words how long it will take, judged by what has been."""
-        share = sum(one.done / one.rounds for one in running if one.rounds)
-        done = self._ended + share
-        if done < 0.02:
+        self._given |= {one.cell.id: one.before / one.rounds for one in running if one.rounds}
+        done = self._ended + sum(one.done / one.rounds for one in running if one.rounds)
+        new = done - sum(self._given.values())
+        if new < 0.02:
             return "time left not known yet"
-        seconds = (time.monotonic() - self._began) / done * (self._cells - done)
+        seconds = (time.monotonic() - self._began) / new * (self._cells - done)
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"about {hours} h {minutes} min left" if hours else f"about {minutes} min left"
 

@@ -1,4 +1,7 @@
-"""Running the cells of a benchmark, several at a time, each in a process of its own; what is finished stays."""
+"""Running the cells of a benchmark, several at a time, each in a process of its own; what is finished stays.
+
+A cell that is stopped half-way leaves a checkpoint, from which the same code goes on to the same result.
+"""
 
 import fcntl
 import json
@@ -22,10 +25,13 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 
 FILE = "bench.json"
 POLL = 0.5  # seconds between two looks at the running cells
 STOP_SECONDS = 20.0
+STATES = "states"  # in a run directory: what the clients keep at home
+EVERY = 25  # rounds between two checkpoints, where the run config names no other number
 
 
 class Watcher(Protocol):
@@ -49,6 +55,8 @@ class Running:
     ----------
     done, rounds : int
         Rounds that have been, of all; 0 of 0 until the run has begun.
+    before : int
+        Those of them that had been before it was started again.
     """
 
     cell: Cell
@@ -57,6 +65,7 @@ class Running:
     began: float = field(default_factory=time.monotonic)
     done: int = 0
     rounds: int = 0
+    before: int = 0
     _read: int = 0
 
     def look(self) -> None:
@@ -65,6 +74,8 @@ class Running:
             if not self.rounds:
                 self.rounds = int(json.loads((self.folder / "config.json").read_text())["rounds"])
             with (self.folder / "rounds.jsonl").open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # it goes on from a checkpoint before its last line
+                    self.done = self._read = 0
                 file.seek(self._read)
                 new = file.read()
         except OSError:
@@ -212,7 +223,8 @@ def run_cells(folder: Path, cells: Sequence[Cell], workers: int, watcher: Watche
 
 def _start(folder: Path, cell: Cell) -> Running:
     own = cell_folder(folder, cell.id)
-    shutil.rmtree(own, ignore_errors=True)  # what an unfinished run has left
+    if not _goes_on(own, cell):
+        shutil.rmtree(own, ignore_errors=True)  # what an unfinished run has left
     own.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "fedtta_flwr.bench.runner", str(folder), cell.id]
     with _log(folder, cell.id).open("wb") as log:
@@ -224,7 +236,20 @@ def _start(folder: Path, cell: Cell) -> Running:
             start_new_session=True,  # Ctrl-C is for us, who stop it
             preexec_fn=end_with_parent,
         )
-    return Running(cell, process, own)
+    running = Running(cell, process, own)
+    running.look()
+    running.before = running.done
+    return running
+
+
+def _goes_on(own: Path, cell: Cell) -> bool:
+    """Return whether a run directory holds a checkpoint of this cell that this code has written."""
+    try:
+        made = json.loads((own / "config.json").read_text())
+        same = made["code"] == code_fingerprint() and differing_key(cell.config, made["config"]) is None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return same and (own / CHECKPOINT).is_file()
 
 
 def _log(folder: Path, cell: str) -> Path:
@@ -258,8 +283,14 @@ def main() -> None:
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
     (cell,) = [c for c in json.loads((folder / FILE).read_text())["cells"] if c["id"] == name]
-    output = str(cell_folder(folder, name).absolute())
-    as_command(lambda: run_local(cell["config"] | {"output-dir": output}, nodes=1))
+    own = cell_folder(folder, name).absolute()
+    config = cell["config"] | {"output-dir": str(own), "state-dir": str(own / STATES)}
+    config["checkpoint-every"] = config["checkpoint-every"] or EVERY
+    if (own / CHECKPOINT).is_file():
+        config["resume"] = str(own)
+    as_command(lambda: run_local(config, nodes=1))
+    (own / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(own / STATES, ignore_errors=True)
 
 
 if __name__ == "__main__":

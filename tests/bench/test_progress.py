@@ -36,6 +36,18 @@ def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert lines.left([]) == "about 27 h 48 min left"
 
 
+def test_what_had_been_before_says_nothing_of_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    lines, one = Lines(cells=2, workers=1), running(8, 10)
+    one.before = 6
+    clock[0] += 60
+    assert lines.left([one]) == "about 6 min left"  # a fifth of a cell in a minute; 1.2 are left
+    lines.ended(CELL, "", 120.0)
+    clock[0] += 60
+    assert lines.left([]) == "about 5 min left"  # 0.4 cells in two minutes
+
+
 def test_at_the_beginning_the_time_is_not_known() -> None:
     assert Lines(4, 2).left([running(0, 0)]) == "time left not known yet"
 

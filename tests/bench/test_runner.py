@@ -11,9 +11,21 @@ from typing import Any
 
 import pytest
 
-from fedtta_flwr.bench.runner import FILE, cell_folder, differing_key, is_finished, locked, open_bench
+from fedtta_flwr.bench.runner import (
+    FILE,
+    Running,
+    _goes_on,
+    cell_folder,
+    differing_key,
+    is_finished,
+    locked,
+    open_bench,
+)
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.files import read_tensors
+from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from tests.conftest import ROOT, TINY
 
 FEDTTA = [sys.executable, "-c", "from fedtta_flwr.cli import main; main()"]
@@ -163,6 +175,58 @@ def test_stopped_in_mid_run_nothing_goes_on_and_nothing_is_lost(tmp_path: Path, 
         time.sleep(0.1)
     assert not children_of(folder)
     assert json.loads((lines.parent / "summary.json").read_text())["finished"] is False
+
+
+def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_result(tmp_path: Path) -> None:
+    changes = {"adapter": "tent", "slots-per-corruption": 20, "batch-size": 1, "checkpoint-every": 4, "scores": "post"}
+    spec, folder = written_spec(tmp_path, **changes), tmp_path / "out"
+    own = cell_folder(folder, "FedAvg.seed0")
+    one = ["--only", "strategy=FedAvg", "--workers", "1", "--output"]
+    process = subprocess.Popen([*FEDTTA, "bench", spec, *one, folder], cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (own / CHECKPOINT).exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (cell,) = children_of(folder)
+    os.kill(cell, signal.SIGKILL)
+    assert process.wait(timeout=60) == 2
+    done = read_tensors(own / CHECKPOINT)[1]["round"]
+    assert done % 4 == 0
+    assert bench(spec, *one, folder).returncode == 0
+    assert bench(spec, *one, tmp_path / "whole").returncode == 0
+    whole = cell_folder(tmp_path / "whole", "FedAvg.seed0")
+    for name, keys in (
+        ("summary.json", ("accuracy", "rounds", "bytes", "finished")),
+        ("config.json", ("code", "rounds")),
+    ):
+        found, expected = (json.loads((path / name).read_text()) for path in (own, whole))
+        assert {key: found[key] for key in keys} == {key: expected[key] for key in keys}
+    assert len(json.loads((own / "config.json").read_text())["resumed"]) == 1
+    assert len((own / "rounds.jsonl").read_text().splitlines()) == expected["rounds"]
+    assert sorted(path.name for path in own.iterdir()) == sorted(path.name for path in whole.iterdir())
+    assert not (own / CHECKPOINT).exists()
+
+
+def test_a_checkpoint_of_other_code_or_config_is_not_used(tmp_path: Path) -> None:
+    cell = Cell("one", {}, 0, {"seed": 0, "batch-size": 4})
+    (tmp_path / CHECKPOINT).write_bytes(b"")
+    assert not _goes_on(tmp_path, cell)
+    for code, size, expected in ((code_fingerprint(), 4, True), ("other", 4, False), (code_fingerprint(), 5, False)):
+        config = {"seed": 0, "batch-size": size, "checkpoint-every": 25, "state-dir": "/somewhere"}
+        (tmp_path / "config.json").write_text(json.dumps({"code": code, "config": config}))
+        assert _goes_on(tmp_path, cell) is expected
+    (tmp_path / CHECKPOINT).unlink()
+    assert not _goes_on(tmp_path, cell)
+
+
+def test_rounds_are_counted_also_where_lines_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"rounds": 9}))
+    lines = tmp_path / "rounds.jsonl"
+    lines.write_text("{}\n" * 5 + "{")
+    one = Running(Cell("one", {}, 0, {}), subprocess.Popen(["true"]), tmp_path)
+    for text, expected in (("{}\n" * 5 + "{", 5), ("{}\n" * 3, 3), ("{}\n" * 7, 7)):
+        lines.write_text(text)
+        one.look()
+        assert (one.done, one.rounds) == (expected, 9)
 
 
 def children_of(folder: Path) -> list[int]:
