@@ -1,5 +1,10 @@
 """What a user can put right: one line that says what was wrong, found, allowed, and what to do."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class FedTTAError(Exception):
     """Base of every error that the user, not the programmer, can put right.
@@ -22,3 +27,9 @@ class CheckpointError(FedTTAError):
 
 class FederationError(FedTTAError):
     """The federation cannot go on: clients missing, failed, or running other code."""
+
+
+def first_fault(error: "ValidationError") -> str:
+    """Return where the first fault is, and what, on one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"

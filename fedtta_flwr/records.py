@@ -48,6 +48,7 @@ WEIGHTS, BINS = "weights", 50
 STATISTICS, CLIENTS = "statistics", "clients"
 INFO = "visit"
 ERROR = "error"
+LONGEST_LINE = 500
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -56,8 +57,20 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
-    """Return the tensors of a record."""
-    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    """Return the tensors of a record.
+
+    Raises
+    ------
+    ValueError
+        If one is not what the record says.
+    """
+    tensors = {}
+    for name, array in record.items():
+        found = array.numpy()
+        if found.shape != tuple(array.shape) or found.dtype != np.dtype(array.dtype):
+            raise ValueError(f"{name} is {found.dtype} {found.shape}, said to be {array.dtype} {tuple(array.shape)}")
+        tensors[name] = torch.from_numpy(found)
+    return tensors
 
 
 def stack(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -93,11 +106,17 @@ def error_reply(message: Message, text: str) -> Message:
 
 
 def error_of(message: Message) -> str | None:
-    """Return what went wrong at the client, or None if nothing did."""
+    """Return what went wrong at the client in one line, or None if nothing did."""
     if message.has_error():
-        return f"{message.error.reason or 'no reason given'} (code {message.error.code})"
+        return printable(f"{message.error.reason or 'no reason given'} (code {message.error.code})")
     record = message.content.config_records.get(ERROR)
-    return str(record["text"]) if record is not None else None
+    return printable(str(record.get("text", "no reason given"))) if record is not None else None
+
+
+def printable(text: str) -> str:
+    """Return what another machine has said as one line for a log: no control characters, and not for ever."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, first_fault
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -92,12 +92,6 @@ class Line(BaseModel):
 
     round: int
     collaboration: dict[str, float | None] | None
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return where the first fault is, and what, on one line."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
 
 
 def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:

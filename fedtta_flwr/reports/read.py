@@ -14,14 +14,13 @@ from fedtta_flwr.bench.runner import FILE as BENCH
 from fedtta_flwr.bench.runner import cell_folder, differing_key
 from fedtta_flwr.bench.spec import Labels, Spec, make_spec
 from fedtta_flwr.config import SCORES
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, first_fault
 from fedtta_flwr.reports.mistrust import (
     About,
     Arrays,
     Bench,
     Summary,
     collaboration_fault,
-    first_fault,
     read_arrays,
     read_lines,
     read_part,

@@ -21,7 +21,7 @@ from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
-from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.roster import Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
 from fedtta_flwr.strategies.updates import (
@@ -120,6 +120,10 @@ class PersonalizedStrategy(Strategy):
     def unmixed(self, updates: Updates) -> State:
         """Return the clients' new states, each [N, *shape], where fewer than the quorum took part: their own."""
         return updates.state
+
+    def largest_slot(self) -> int:
+        """Return how many samples a client can have in a slot."""
+        return self.config.batch_size
 
     def memory(self) -> State:
         """Return what the method remembers from round to round, tensors by name; for checkpoints."""
@@ -367,7 +371,8 @@ class PersonalizedStrategy(Strategy):
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
-        read = read_replies(round_, replies, self.roster.classes, self._asked_by)
+        limits = Limits(self.roster.classes, self.config.aggregate_every, self.largest_slot())
+        read = read_replies(round_, replies, self._asked_by, limits)
         rejected = screen(read)
         round_.missing |= rejected
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}

@@ -1,12 +1,19 @@
-"""Reading a round's reply messages into plain tensors and counts."""
+"""Reading a round's reply messages into plain tensors and counts.
 
+A reply is what a device sends: whatever is in it, it must not end the run of the others. So all of it is read, and
+compared with what the server knows, before any of it is entered.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtta_flwr.config import SCORES as NAMES
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -18,6 +25,7 @@ from fedtta_flwr.records import (
     arrays_of,
     error_of,
     payload_bytes,
+    printable,
     unstack,
 )
 from fedtta_flwr.strategies.rounds import Counts, Round, busy_seconds
@@ -26,10 +34,31 @@ from fedtta_flwr.strategies.updates import Update
 #: the `post` score of the previous visit's last slot, and the counts of samples that scores refer to
 LATE = "late"
 SEEN_FOR = {LATE: "late-seen", "post": "post-seen"}
+KNOWN_COUNTS = {*NAMES, LATE, "seen", *SEEN_FOR.values()}
+KNOWN_RECORDS = {INFO, STATE, DESCRIPTOR, SCORES, HEADS}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reply can say at most.
+
+    Attributes
+    ----------
+    classes : int
+        K.
+    slots : int
+        Of a client in a round.
+    samples : int
+        Of a slot.
+    """
+
+    classes: int
+    slots: int
+    samples: int
 
 
 def read_replies(
-    round_: Round, replies: Iterable[Message], classes: int, asked_by: Mapping[str, Sequence[str]]
+    round_: Round, replies: Iterable[Message], asked_by: Mapping[str, Sequence[str]], limits: Limits
 ) -> dict[str, Update]:
     """Enter replies into `round_` (counts, bytes, seconds, who is missing) and return the updates by client.
 
@@ -42,8 +71,11 @@ def read_replies(
     for reply in replies:
         asked = asked_by[reply.metadata.reply_to_message_id]
         answered.update(asked)
-        if (error := error_of(reply)) is None:
-            error = _enter(round_, reply, asked, classes, updates, intervals)
+        try:
+            if (error := error_of(reply)) is None:
+                error = _enter(round_, reply, asked, limits, updates, intervals)
+        except Exception as malformed:  # NumPy's reader alone raises a dozen kinds
+            error = printable(f"malformed reply: {type(malformed).__name__}: {malformed}")
         if error is not None:
             round_.missing |= dict.fromkeys(asked, error)
     round_.samples = sum(update.examples for update in updates.values())
@@ -58,29 +90,32 @@ def _enter(
     round_: Round,
     reply: Message,
     asked: Sequence[str],
-    classes: int,
+    limits: Limits,
     updates: dict[str, Update],
     intervals: list[tuple[float, float]],
 ) -> str | None:
     """Enter one reply; return what is wrong with it, or None. Of a malformed one nothing is entered."""
-    try:
-        info = reply.content.config_records[INFO]
-        clients = _names(info, "clients")
-        failed = dict(zip(_names(info, "failed"), _names(info, "failures"), strict=True))
-        if strangers := {*clients, *failed, *_names(info, "updated")} - set(asked):
-            return f"malformed reply: it speaks for {min(strangers)}, who was not asked"
-        if silent := set(asked) - set(clients):
-            return f"malformed reply: it says nothing of {min(silent)}"
-        found = _updates(reply, info)
-        counts = _counts(clients, info, arrays_of(reply.content, SCORES), classes)
-        domains = _domains(clients, info)
-        histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
-        interval = float(info["started"]), float(info["ended"])  # type: ignore[arg-type]
-        rolled_back = int(info["rolled-back"])  # type: ignore[arg-type]
-        forgot = _names(info, "forgot")
-        memory = {"client": int(info["peak-memory"]), "cuda": int(info["peak-cuda"])}  # type: ignore[arg-type]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        return f"malformed reply: {type(error).__name__}: {error}"
+    info = reply.content.config_records[INFO]
+    clients, updated, forgot = (_names(info, key) for key in ("clients", "updated", "forgot"))
+    failed = dict(zip(_names(info, "failed"), (printable(str(why)) for why in _list(info, "failures")), strict=True))
+    if strangers := {*clients, *failed, *updated, *forgot} - set(asked):
+        return f"malformed reply: it speaks for {min(strangers)}, who was not asked"
+    if sorted(clients) != sorted(asked):
+        return f"malformed reply: it says nothing of {min(set(asked) - set(clients), default='one twice')}"
+    if both := set(failed).intersection(updated):
+        return f"malformed reply: {min(both)} failed and adapted at once"
+    if unknown := set(reply.content) - KNOWN_RECORDS:
+        return f"malformed reply: unknown record {min(unknown)!r}; allowed: {', '.join(sorted(KNOWN_RECORDS))}"
+    if (number := _whole(info["round"], round_.number)) != round_.number:
+        return f"malformed reply: it is one to round {number}"
+    found = _updates(reply, info, limits)
+    counts = _counts(clients, info, arrays_of(reply.content, SCORES), limits)
+    domains = _domains(clients, info)
+    histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
+    interval = _seconds(info["started"]), _seconds(info["ended"])
+    rolled_back = _whole(info["rolled-back"])
+    memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
+    received = payload_bytes(reply)
     updates.update(found)
     round_.missing |= failed
     intervals.append(interval)
@@ -89,35 +124,40 @@ def _enter(
     round_.interpolation |= histograms
     round_.rolled_back += rolled_back
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
-    round_.bytes_up += payload_bytes(reply)
+    round_.bytes_up += received
     for where, peak in memory.items():
         if peak > 0:
             round_.memory[where] = max(peak, round_.memory.get(where, 0))
     return None
 
 
-def _updates(reply: Message, info: ConfigRecord) -> dict[str, Update]:
+def _updates(reply: Message, info: ConfigRecord, limits: Limits) -> dict[str, Update]:
+    updated = _names(info, "updated")
     state = arrays_of(reply.content, STATE)
     descriptor = arrays_of(reply.content, DESCRIPTOR).get(DESCRIPTOR)
-    samples: Sequence[int] = info["samples"]  # type: ignore[assignment]
-    if min(samples, default=0) < 0:
-        raise ValueError(f"{min(samples)} samples")
+    samples = [_whole(number, limits.slots * limits.samples) for number in _list(info, "samples")]
+    stacked = [*state.items(), *([] if descriptor is None else [(DESCRIPTOR, descriptor)])]
+    for name, length in (("samples", len(samples)), *((name, len(t)) for name, t in stacked)):
+        if length != len(updated):
+            raise ValueError(f"{name} of {length} clients, {len(updated)} adapted")
     return {
         client: Update(
             state=unstack(state, i),
             descriptor=None if descriptor is None else descriptor[i],
             examples=samples[i],
         )
-        for i, client in enumerate(_names(info, "updated"))
+        for i, client in enumerate(updated)
     }
 
 
-def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor], classes: int) -> list[Counts]:
+def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor], limits: Limits) -> list[Counts]:
     """Turn the stacked counts [C, T, K] into one entry per client, slot and score."""
     now, late = _names(info, "domains"), _names(info, "late-domains")
-    slots = len(now) // max(1, len(clients))
+    slots = _whole(len(now) // max(1, len(clients)), limits.slots)
     number: int = info["round"]  # type: ignore[assignment]
-    late_rounds: Sequence[int] = info["late-rounds"]  # type: ignore[assignment]
+    late_rounds = [_whole(late_round, number - 1) for late_round in _list(info, "late-rounds")]
+    if unknown := scores.keys() - KNOWN_COUNTS:
+        raise ValueError(f"unknown score {min(unknown)!r}")
     entries = []
     for key, table in scores.items():
         if key.endswith("seen"):
@@ -125,10 +165,12 @@ def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor
         is_late = key == LATE
         correct = table.numpy().astype(np.int64)
         seen = scores[SEEN_FOR.get(key, "seen")].numpy().astype(np.int64)
-        if correct.shape != seen.shape or correct.shape[::2] != (len(clients), classes):
+        if not correct.shape == seen.shape == (len(clients), 1 if is_late else slots, limits.classes):
             raise ValueError(f"counts of {key} have shape {correct.shape}")
         if (correct < 0).any() or (correct > seen).any():
             raise ValueError(f"counts of {key} are negative, or more than were seen")
+        if (most := seen.sum(axis=2).max(initial=0)) > limits.samples:
+            raise ValueError(f"counts of {key} are of {most} samples; a slot has {limits.samples} at most")
         for i, client in enumerate(clients):
             for j in range(correct.shape[1]):
                 if seen[i, j].any():
@@ -164,5 +206,26 @@ def _histograms(
     return {(client, name): row for client, name, row in zip(clients, sets, table, strict=True) if row.any()}
 
 
+def _list(info: ConfigRecord, key: str) -> list[object]:
+    if not isinstance(found := info[key], list):
+        raise TypeError(f"{key} is {type(found).__name__}, expected a list")
+    return list(found)
+
+
 def _names(info: ConfigRecord, key: str) -> list[str]:
-    return list(info[key])  # type: ignore[arg-type]
+    names = [name for name in _list(info, key) if isinstance(name, str) and name.isprintable()]
+    if len(names) < len(info[key]):  # type: ignore[arg-type]
+        raise TypeError(f"{key} holds something else than names")
+    return names
+
+
+def _whole(number: object, most: int = 2**63 - 1) -> int:
+    if type(number) is not int or not 0 <= number <= most:
+        raise ValueError(f"{number!r}, expected a whole number from 0 to {most}")
+    return number
+
+
+def _seconds(number: object) -> float:
+    if not isinstance(number, float) or not math.isfinite(number):
+        raise ValueError(f"{number!r}, expected seconds")
+    return number

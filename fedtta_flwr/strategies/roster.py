@@ -4,15 +4,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
+from typing import Annotated, Self
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import FederationError
-from fedtta_flwr.records import HELLO, code_fingerprint, error_of
+from fedtta_flwr.errors import FederationError, first_fault
+from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
 from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT
 
 #: Flower's errors for a node that was lost on the way; while there is time it may come back
@@ -22,6 +24,29 @@ GONE = (
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 )
+
+
+Name = Annotated[str, AfterValidator(printable)]
+
+
+class Hello(BaseModel):
+    """What a node says of itself."""
+
+    model_config = ConfigDict(strict=True)
+
+    clients: list[Name]
+    others: list[Name]
+    slots: list[Annotated[int, Field(ge=0)]]
+    classes: Annotated[int, Field(ge=0)]
+    code: str
+    config: str
+    model: str
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not len(set(self.clients)) == len(self.clients) == len(self.slots):
+            raise ValueError(f"{len(self.clients)} clients, some twice or with {len(self.slots)} streams")
+        return self
 
 
 @dataclass
@@ -130,38 +155,49 @@ def gather(grid: Grid, config: RunConfig) -> Roster:
 def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = False) -> None:
     if (error := error_of(reply)) is not None:
         raise FederationError(error)
-    hello = reply.content.config_records["hello"]
-    node = reply.metadata.src_node_id
-    clients: Sequence[str] = hello["clients"]  # type: ignore[assignment]
-    others: Sequence[str] = hello["others"]  # type: ignore[assignment]
-    if others:
-        log(WARNING, "node %d hosts %s, not of this run", node, _few(others))
-        roster.others.update(others)
-    if not clients:
-        return
-    if hello["code"] != code_fingerprint():
+    node, expected = reply.metadata.src_node_id, config.client_names()
+    try:
+        hello = Hello.model_validate(dict(reply.content.config_records["hello"]))
+    except (KeyError, ValidationError) as error:
+        fault = first_fault(error) if isinstance(error, ValidationError) else "no record 'hello'"
         raise FederationError(
-            f"node {node} runs other code than the server (fedtta_flwr {hello['code']!s}, expected "
+            f"node {node} answers what no client of ours does ({printable(fault)}): install the server's version there"
+        ) from None
+    if hello.others:
+        log(WARNING, "node %d hosts %s, not of this run", node, _few(hello.others))
+        roster.others.update(hello.others)
+    if not hello.clients:
+        return
+    if hello.code != code_fingerprint():
+        raise FederationError(
+            f"node {node} runs other code than the server (fedtta_flwr {hello.code}, expected "
             f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
             f"another checkout started (pkill -f flower-superlink)"
         )
-    if hello["config"] != config.fingerprint():
+    if hello.config != config.fingerprint():
         raise FederationError(
-            f"node {node} has another run config than the server ({hello['config']!s}, expected {config.fingerprint()})"
+            f"node {node} has another run config than the server ({hello.config}, expected {config.fingerprint()})"
         )
-    roster.classes = roster.classes or int(hello["classes"])  # type: ignore[arg-type]
-    roster.model = roster.model or str(hello["model"])
-    if hello["model"] != roster.model:
+    if strangers := set(hello.clients) - set(expected):
+        raise FederationError(f"node {node} hosts {min(strangers)!r}, who is not of this run: name a client of it")
+    roster.classes, roster.model = roster.classes or hello.classes, roster.model or hello.model
+    if hello.model != roster.model:
         raise FederationError(
-            f"node {node} has another source model than the others ({hello['model']!s}, expected {roster.model}): "
+            f"node {node} has another source model than the others ({hello.model}, expected {roster.model}): "
             f"give every node the same checkpoint"
         )
-    slots: Sequence[int] = hello["slots"]  # type: ignore[assignment]
-    for client, length in zip(clients, slots, strict=True):
+    if hello.classes != roster.classes:
+        raise FederationError(
+            f"node {node} has data of {hello.classes} classes, the others {roster.classes}: give every node the same"
+        )
+    for client, length in zip(hello.clients, hello.slots, strict=True):
+        before = roster.node_of.get(client, node)
         if client in roster.node_of and not returning:
             raise FederationError(
-                f"{client} is hosted by two nodes, {roster.node_of[client]} and {node}: give each its own client names"
+                f"{client} is hosted by two nodes, {before} and {node}: give each its own client names"
             )
+        if before != node and before in roster.present:  # a device that restarts may come back before the old is gone
+            log(WARNING, "%s moves from node %d to node %d though the first is still connected", client, before, node)
         roster.node_of[client] = node
         roster.slots[client] = length
 

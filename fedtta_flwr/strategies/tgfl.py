@@ -58,6 +58,10 @@ class TGFL(PersonalizedStrategy):
         """Return nothing: where too few took part, all go on with what they had. What was measured is averaged."""
         return self.personalize(updates) if phase_of(self.config, updates.round) == MEASURE else {}
 
+    def largest_slot(self) -> int:
+        """Return no limit but that of the counts: a slot is a client's whole training part or test set."""
+        return int(torch.iinfo(torch.int32).max)
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -1,6 +1,7 @@
 """Reading replies: what two nodes send becomes updates, counts and totals by client name."""
 
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, to_arrays
 from fedtta_flwr.strategies.exchange import send_and_receive
-from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.updates import Update
 
@@ -102,7 +103,7 @@ def read(
     sent = {m.metadata.message_id or f"silent-{m.metadata.dst_node_id}": m.metadata.dst_node_id for m in messages}
     asked_by = {message_id: HOSTED[node] for message_id, node in sent.items()}
     round_ = Round(number)
-    return round_, read_replies(round_, replies, 2, asked_by), replies
+    return round_, read_replies(round_, replies, asked_by, Limits(classes=2, slots=2, samples=5)), replies
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -197,11 +198,11 @@ def test_a_closing_reply_has_no_update() -> None:
     info = {"clients": ["b"], "updated": [], "samples": [], "domains": [], "late-domains": ["fog"], "forgot": []}
     info |= {"late-rounds": [8], "round": 9, "rolled-back": 0}
     closing = reply_with(info | {"started": 1.0, "ended": 2.0}, {"late": [[[1, 1]]], "late-seen": [[[2, 3]]]})
-    round_, updates, _ = read(NODE_2, closing, number=9)
-    assert sorted(updates) == ["a", "c"]
+    round_, updates, _ = read(None, closing, number=9)
+    assert updates == {}
     late = [c for c in round_.counts if c.client == "b"]
     assert [(c.round, c.domain, c.score, c.correct.tolist()) for c in late] == [(8, "fog", "post", [1, 1])]
-    assert round_.missing == {}
+    assert sorted(round_.missing) == ["a", "c"]
 
 
 def test_a_reply_without_scores_or_descriptor() -> None:
@@ -216,9 +217,28 @@ def test_a_reply_without_scores_or_descriptor() -> None:
 @pytest.mark.parametrize(
     ("spoilt", "word"),
     [
-        ({"samples": []}, "IndexError"),
-        ({"samples": [-5]}, "-5 samples"),
-        ({"rolled-back": "x"}, "ValueError"),
+        ({"samples": []}, "samples of 0 clients, 1 adapted"),
+        ({"samples": [-5]}, "-5, expected a whole number from 0 to 10"),
+        ({"samples": [11]}, "11, expected a whole number from 0 to 10"),
+        ({"samples": [nan]}, "nan, expected"),
+        ({"samples": 5}, "samples is int, expected a list"),
+        ({"rolled-back": "x"}, "'x', expected"),
+        ({"rolled-back": inf}, "inf, expected"),
+        ({"peak-memory": inf}, "inf, expected"),
+        ({"started": nan}, "nan, expected seconds"),
+        ({"ended": inf}, "inf, expected seconds"),
+        ({"round": 6}, "one to round 6"),
+        ({"round": "x"}, "'x', expected"),
+        ({"late-rounds": [7]}, "7, expected a whole number from 0 to 6"),
+        ({"late-rounds": [-1]}, "-1, expected"),
+        ({"forgot": [b"b"]}, "forgot holds something else than names"),
+        ({"forgot": ["c"]}, "c, who was not asked"),
+        ({"domains": [b"fog"]}, "domains holds something else"),
+        ({"domains": ["\x1b[31mfog"]}, "domains holds something else"),
+        ({"domains": ["fog"] * 3}, "3, expected a whole number from 0 to 2"),
+        ({"late-domains": [1]}, "late-domains holds something else"),
+        ({"failed": ["b"], "failures": ["disk"]}, "b failed and adapted at once"),
+        ({"clients": ["b", "b"]}, "nothing of one twice"),
         ({"clients": ["a"]}, "a, who was not asked"),
         ({"failed": ["c"], "failures": ["disk"]}, "c, who was not asked"),
         ({"clients": [], "updated": [], "samples": [], "domains": [], "late-domains": []}, "nothing of b"),
@@ -243,6 +263,10 @@ def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: 
         ({"seen": [[[3, 2]]], "tta": [[[4, 0]]]}, "more than were seen"),
         ({"seen": [[[3, 2]]], "tta": [[[-1, 0]]]}, "negative"),
         ({"tta": [[[1, 0]]]}, "KeyError"),
+        ({"seen": [[[3, 3]]], "tta": [[[0, 0]]]}, "of 6 samples; a slot has 5 at most"),
+        ({"seen": [[[1, 1]] * 2], "tta": [[[0, 0]] * 2]}, "shape"),  # of two slots, where there was one
+        ({"late": [[[0, 0]] * 2], "late-seen": [[[0, 0]] * 2]}, "shape"),
+        ({"seen": [[[3, 2]]], "best": [[[0, 0]]]}, "unknown score 'best'"),
     ],
 )
 def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) -> None:
@@ -251,6 +275,71 @@ def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) ->
     round_, updates, _ = read(NODE_2, reply_with(info, scores, **{STATE: {"w": [[2.0]]}}))
     assert sorted(updates) == ["a", "c"]
     assert word in round_.missing["b"]
+    assert all(c.client != "b" for c in round_.counts)
+
+
+def headed(head: bytes) -> Callable[[bytes], bytes]:
+    """Put another head before the data of an array."""
+    return lambda data: head + data[len(head) :]
+
+
+def of_shape(shape: bytes) -> Callable[[bytes], bytes]:
+    """Let the data of an array say that they have another shape."""
+    return lambda data: data[: (at := data.index(b"(1, "))] + (shape + b", }").ljust(127 - at) + data[127:]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"data": lambda data: b""},
+        {"data": lambda data: data[:-1]},
+        {"data": headed(b"PK\x03\x04")},
+        {"data": headed(b"\x93NUMPY\x01\x00v\x00{{{")},
+        {"data": of_shape(b"(9**9,)")},
+        {"data": of_shape(b"(10000000000000,)")},
+        {"data": of_shape(b"(1, 0)")},
+        {"dtype": lambda dtype: "bogus"},
+        {"dtype": lambda dtype: "float64"},
+        {"shape": lambda shape: [10**13]},
+        {"stype": lambda stype: "pickle"},
+    ],
+)
+@pytest.mark.parametrize("record", [STATE, DESCRIPTOR, SCORES])
+def test_arrays_that_are_not_what_they_say_lose_their_clients_only(record: str, spoil: dict[str, Any]) -> None:
+    def make(message: Message) -> Message:
+        reply = NODE_3(message)
+        arrays = reply.content.array_records[record]
+        for name, array in list(arrays.items()):
+            for field, change in spoil.items():
+                setattr(array, field, change(getattr(array, field)))
+            arrays[name] = array
+        return reply
+
+    round_, updates, _ = read(NODE_2, make)
+    assert sorted(updates) == ["a", "c"]
+    assert round_.missing["b"].startswith("malformed reply: ")
+    assert "\n" not in round_.missing["b"]
+    assert round_.bytes_up == read(NODE_2, None)[0].bytes_up
+
+
+@pytest.mark.parametrize("content", [{}, {"error": ConfigRecord({"text": "x\n\x1b[31m" + "y" * 9999})}])
+def test_a_reply_of_nothing_or_of_too_much(content: dict[str, Any]) -> None:
+    round_, updates, _ = read(NODE_2, lambda message: Message(RecordDict(content), reply_to=message))
+    assert sorted(updates) == ["a", "c"]
+    assert round_.missing["b"].isprintable()
+    assert len(round_.missing["b"]) < 600
+
+
+def test_what_nobody_asked_for_is_refused_whole() -> None:
+    def make(message: Message) -> Message:
+        reply = NODE_3(message)
+        reply.content["more"] = to_arrays({"w": torch.zeros(1000)})
+        return reply
+
+    round_, updates, _ = read(NODE_2, make)
+    assert sorted(updates) == ["a", "c"]
+    assert "unknown record 'more'" in round_.missing["b"]
+    assert round_.bytes_up == read(NODE_2, None)[0].bytes_up
     assert all(c.client != "b" for c in round_.counts)
 
 

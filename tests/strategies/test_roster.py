@@ -164,6 +164,64 @@ def test_another_config_is_refused(
     assert config.fingerprint() in text
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"clients": 3}, "clients: "),
+        ({"clients": None}, "clients: "),
+        ({"slots": None}, "slots: "),
+        ({"slots": []}, "2 clients, some twice or with 0 streams"),
+        ({"slots": ["a", "b"]}, "slots.0: "),
+        ({"slots": [-1, 2]}, "slots.0: "),
+        ({"others": [b"x"]}, "others.0: "),
+        ({"classes": 1000}, "has data of 1000 classes, the others 10"),
+        ({"clients": ["client-01", "nobody"]}, "hosts 'nobody', who is not of this run"),
+        ({}, "no record 'hello'"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_answers_nonsense_stays_outside(
+    config: RunConfig, change: dict[str, Any], word: str, late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    nonsense = ClientApp()
+
+    @nonsense.query("hello")
+    def answer(message: Message, context: Context) -> Message:
+        reply = client.hello(message, context)
+        if context.node_config["partition-id"] == 1:
+            record = reply.content.config_records["hello"]
+            for key, value in change.items():
+                record.pop(key)
+                if value is not None:
+                    record[key] = value
+            if not change:
+                del reply.content["hello"]
+        return reply
+
+    grid = LocalGrid(nonsense, config.to_flat(), 2)
+    if not late:
+        assert word in refused(grid, config)
+        return
+    roster = Roster(node_of={"client-01": 2, "client-00": 2}, present={2}, classes=10)
+    roster._asked.add(2)
+    with caplog.at_level("WARNING", "flwr"):
+        roster.refresh(grid, config)
+    assert word in caplog.text
+    assert set(roster.node_of.values()) == {2}
+
+
+def test_a_client_that_moves_from_a_node_that_is_still_there_is_named(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = HostingGrid(config, ["client-00,client-01,client-02,client-03", "client-01"])
+    grid.looks = 1  # only the first is there
+    roster = gather(grid, config)
+    with caplog.at_level("WARNING", "flwr"):
+        roster.refresh(grid, config)
+    assert "client-01 moves from node 2 to node 3 though the first is still connected" in caplog.text
+    assert roster.node_of == {"client-00": 2, "client-01": 3, "client-02": 2, "client-03": 2}
+
+
 def test_another_output_directory_is_no_other_config(config: RunConfig, tiny_config: Callable[..., RunConfig]) -> None:
     theirs = tiny_config(**{"join-timeout": 0.1, "output-dir": "/elsewhere"})
     assert len(gather(LocalGrid(app, theirs.to_flat(), 1), config).node_of) == 4

@@ -18,7 +18,7 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, WEIGHTS, arrays_of, from_arrays, to_arrays
 from fedtta_flwr.server import federation
-from fedtta_flwr.strategies.replies import read_replies
+from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.rounds import Round
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.strategies.updates import Updates
@@ -262,7 +262,8 @@ def test_malformed_histograms_are_refused(whole: LocalRun, weights: Tensor) -> N
     changed = Message(RecordDict(dict(reply.content)), reply_to=sent)
     changed.content[HEADS] = to_arrays({WEIGHTS: weights.to(torch.int32)})
     round_ = Round(4)
-    read_replies(round_, [changed], 4, {changed.metadata.reply_to_message_id: clients})
+    limits = Limits(classes=4, slots=1, samples=1000)
+    read_replies(round_, [changed], {changed.metadata.reply_to_message_id: clients}, limits)
     if weights.shape == (2, BINS) and weights.min() > 0:
         assert not round_.missing
         assert round_.interpolation.keys() == {(client, SETS[0]) for client in clients}
