@@ -25,6 +25,7 @@ from fedtta_flwr.deploy import Address
 from fedtta_flwr.doctor import examine
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.run_config import read_overrides
+from tests.docker.conftest import load_yaml
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ("cam-07", "cam-12", "gate")
@@ -298,3 +299,23 @@ def test_a_killed_device_takes_its_supernode_with_it(federation: Federation) -> 
     process.kill()
     until(lambda: federation.online() == ["cam-07"], "the SuperNode of the killed device lives on")
     assert os.path.exists(federation.folder / "state-cam-12")
+
+
+def test_compose_registers_each_key_once_however_often_it_starts(federation: Federation) -> None:
+    names = ("client-00", "client-01", "client-02")
+    make_keys(federation.folder, "client", "keys", *names)
+    (script,) = load_yaml(ROOT / "docker" / "compose.local.yml")["services"]["register"]["command"]
+    for inside, outside in (
+        ("/run/secrets/ca.crt", str(federation.ca)),
+        ("/run/secrets", str(federation.key("client-00").parent)),
+        ("superlink:8000", str(federation.control)),
+        ("$$", "$"),
+    ):
+        script = script.replace(inside, outside)
+    for registered in (names, ()):
+        command = ["sh", "-ec", script]
+        done = subprocess.run(command, env=federation.env, capture_output=True, text=True, timeout=SLOW)
+        assert done.returncode == 0, done.stderr
+        assert [line.partition(":")[0] for line in done.stdout.splitlines()] == list(registered)
+    known = [node.name for node in nodes.list_nodes(str(federation.control), federation.ca)]
+    assert sorted(known) == sorted((*names, *CLIENTS))
