@@ -46,6 +46,12 @@ for (const box of document.querySelectorAll('[data-matrices]')) {
     range.setAttribute('aria-valuetext', data.texts[k]);
   };
   range.addEventListener('input', show);
+  map.addEventListener('pointermove', event => {
+    const [i, j] = [event.offsetY / map.clientHeight, event.offsetX / map.clientWidth]
+      .map(share => Math.min(n - 1, Math.max(0, Math.floor(share * n))));
+    const weight = data.largest * (bytes[+range.value * n * n + i * n + j] / 255) ** 2;
+    if (data.clients.length) map.title = `${data.clients[i]}: ${weight.toFixed(3)} of ${data.clients[j]}`;
+  });
   show();
 }
 """
@@ -61,6 +67,8 @@ class Matrices:
         [R].
     weights : ndarray
         [R, N, N].
+    clients : sequence of str
+        N names, in the order of the rows.
     sizes : sequence of int
         How many clients each group has, in the order of the rows.
     within : dict of int to float
@@ -70,6 +78,7 @@ class Matrices:
     title: str
     rounds: NDArray[np.int64]
     weights: NDArray[np.float32]
+    clients: Sequence[str]
     sizes: Sequence[int]
     within: dict[int, float]
 
@@ -89,11 +98,15 @@ def heatmap(part: Matrices, name: str) -> str:
         sums = np.add.reduceat(np.add.reduceat(weights, starts, axis=1), starts, axis=2)
         weights = sums / np.outer(counts, counts)
         notes.append(f"{clients} clients, averaged in {size} blocks")
+    else:
+        notes.append(f"from above and from the left: {_grouped(part)}")
     largest = max(float(weights.max()), 1e-12)
     scaled = np.round(255 * np.sqrt(weights.clip(0) / largest)).astype(np.uint8)
     texts = [_text(int(part.rounds[k]), weights[i], part.within) for i, k in enumerate(chosen)]
     content = {
         "size": size,
+        "clients": list(part.clients) if size == clients else [],
+        "largest": largest,
         "edges": (np.cumsum(part.sizes)[:-1] / clients).tolist(),
         "texts": texts,
         "weights": base64.b64encode(scaled.tobytes()).decode(),
@@ -108,6 +121,12 @@ def heatmap(part: Matrices, name: str) -> str:
         f'<input id="{name}" type=range min=0 max={rounds - 1} value=0 aria-describedby="{name}t">'
         f'<output for="{name}" aria-live=off></output>{note}</figure>'
     )
+
+
+def _grouped(part: Matrices) -> str:
+    """Return the clients' names, group by group."""
+    ends = np.cumsum(part.sizes).tolist()
+    return " | ".join(", ".join(part.clients[end - size : end]) for end, size in zip(ends, part.sizes, strict=True))
 
 
 def _text(number: int, weights: NDArray[np.float64], within: dict[int, float]) -> str:

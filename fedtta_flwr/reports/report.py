@@ -31,9 +31,9 @@ TIME_NOTE = (
 )
 MATRICES_NOTE = (
     "Row i of W is what client i receives: its weights of all clients' states. In the maps the clients stand group by "
-    "group, with white lines between the groups. The colour goes with the square root of the weight, on one scale for "
-    "all rounds of a map. A benchmark has maps of the first seed of each method whose W changes from round to round, "
-    f"{MOST_MATRICES} at most."
+    "group, with white lines between the groups; under a pointer a map shows the weight and whose it is. The colour "
+    "goes with the square root of the weight, on one scale for all rounds of a map. A benchmark has maps of the first "
+    f"seed of each method whose W changes from round to round, {MOST_MATRICES} at most."
 )
 
 
@@ -189,6 +189,7 @@ def _run_matrices(run: Run, heading: str) -> list[Matrices]:
             heading,
             found["rounds"],
             found["weights"][:, order][:, :, order],
+            [run.clients[i] for i in order],
             [len(group) for group in groups],
             {number: value for number, value in within.items() if value is not None},
         )

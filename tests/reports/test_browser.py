@@ -152,6 +152,13 @@ def test_the_slider_shows_w_round_by_round(opened: Callable[..., Any], run: Path
     assert drawn(canvas) == seen[0]
     page.keyboard.press("End")
     assert drawn(canvas) == seen[-1]
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 0.375 * box["width"], box["y"] + 0.875 * box["height"])  # 2nd from the left, 4th row
+    assert canvas.get_attribute("title") is not None
+    receiver, weight, giver = re.fullmatch(r"(.+): (.+) of (.+)", canvas.get_attribute("title")).groups()
+    assert (receiver, giver) == ("client-03", "client-02")
+    assert float(weight) == pytest.approx(weights[-1, 3, 2], abs=0.01)
+    assert "client-00, client-02 | client-01, client-03" in page.locator("figure.heatmap .note").text_content()
 
 
 def test_a_keyboard_reaches_everything_in_the_order_of_the_page(opened: Callable[..., Any]) -> None:
