@@ -132,7 +132,7 @@ ADAPTERS: dict[str, Method] = {
         "fedtta_flwr.adaptation.sar:SAR",
         "sharpness-aware Tent on reliable samples (ICLR 2023)",
         paper="Niu et al., ICLR 2023, arXiv 2302.12400",
-        updates=f"{_AFFINE}, without the last block",
+        updates=f"{_AFFINE}, without the parts named in `sar.skip` (layer4, ...)",
         keeps="momentum, mean entropy",
         predicts="before the step",
     ),
