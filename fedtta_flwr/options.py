@@ -25,6 +25,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Unit = Annotated[float, Field(ge=0, le=1)]
+AboveZero = Annotated[float, Field(gt=0, le=1)]
 Rule = Literal["adam", "sgd"]
 Temperature = Positive | Literal["median"]
 
@@ -43,17 +44,26 @@ class EntropyOptions(Options):
 
 
 class BNStatsOptions(Options):
-    """TTA-bn: statistics of the batch, or of the batch and the source (alpha-BN; NORM by Schneider et al.)."""
+    """TTA-bn: the batch's statistics, or mixed with the running ones (FedCTTA) or the source's (alpha-BN, NORM)."""
 
+    momentum: AboveZero = Field(
+        1.0, description="share of the batch in the running statistics, FedCTTA's alpha; 1.0 = the batch's alone"
+    )
     source_share: Unit = Field(0.0, description="share of the source statistics, alpha-BN; 0.0 = the batch's alone")
     prior: NotNegative = Field(0.0, description="N: source share N / (N + batch size); 0.0 = the batch's alone")
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
+    def _one_of_them(self) -> Self:
         if self.source_share and self.prior:
             raise ConfigError(
                 f"bn-stats.prior = {self.prior}: source-share = {self.source_share} already says how much of the "
                 f"source is kept; allowed: one of both above 0.0"
+            )
+        if self.momentum < 1 and (self.source_share or self.prior):
+            kept = "source-share" if self.source_share else "prior"
+            raise ConfigError(
+                f"bn-stats.momentum = {self.momentum}: {kept} mixes the batch's statistics with the source's instead; "
+                f"allowed: 1.0, or source-share and prior = 0.0"
             )
         return self
 
@@ -114,7 +124,7 @@ class NOTEOptions(Options):
     shrinkage: NotNegative = Field(
         4.0, description="k: standard errors by which an instance may differ and still be normalised like all"
     )
-    momentum: Annotated[float, Field(gt=0, le=1)] = Field(0.01, description="of the running statistics")
+    momentum: AboveZero = Field(0.01, description="of the running statistics")
     capacity: Annotated[int, Field(ge=1, le=65_536)] = Field(64, description="images in the memory")
     update_every: Annotated[int, Field(ge=1)] = Field(64, description="samples between two steps")
     temperature: Positive = Field(1.0, description="of the softmax whose entropy is minimised")
@@ -240,9 +250,7 @@ class KNNPerOptions(Options):
 class FedTHEOptions(Options):
     """FedTHE: the two heads' weights by a few steps on entropy and on the distance to the mean features."""
 
-    history: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.1, description="alpha: share of a sample in the moving average of the features"
-    )
+    history: AboveZero = Field(0.1, description="alpha: share of a sample in the moving average of the features")
     present: Unit = Field(0.1, description="beta: share of the sample itself beside that average")
     steps: Annotated[int, Field(ge=1, le=1000)] = Field(20, description="of Adam on the weights, a sample")
     learning_rate: Positive = Field(0.1, description="step size of Adam")

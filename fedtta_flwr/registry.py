@@ -90,8 +90,8 @@ ADAPTERS: dict[str, Method] = {
     "bn-stats": Method(
         "fedtta_flwr.adaptation.bn_stats:BNStats",
         "TTA-bn: BatchNorm statistics replaced by the batch's",
-        paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025); with a share of the source's: alpha-BN (arXiv 2110.04065), "
-        "NORM (arXiv 2006.16971)",
+        paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025), whose alpha is `momentum`; with a share of the source's: "
+        "alpha-BN (arXiv 2110.04065), NORM (arXiv 2006.16971)",
         updates=_STATISTICS,
         keeps="nothing",
         predicts="with the batch's statistics",
@@ -132,7 +132,7 @@ ADAPTERS: dict[str, Method] = {
         "fedtta_flwr.adaptation.sar:SAR",
         "sharpness-aware Tent on reliable samples (ICLR 2023)",
         paper="Niu et al., ICLR 2023, arXiv 2302.12400",
-        updates=f"{_AFFINE}, without the last block",
+        updates=f"{_AFFINE}, without the parts named in `sar.skip` (layer4, ...)",
         keeps="momentum, mean entropy",
         predicts="before the step",
     ),

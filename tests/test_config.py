@@ -147,7 +147,7 @@ def words(*allowed: str) -> list[tuple[Any, str]]:
 
 METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
     "entropy": {"loss": (words("entropy", "hard-pl"), "hard-pl"), "optimizer": (words("adam", "sgd"), "adam")},
-    "bn-stats": {"source-share": (UNIT, 0.1), "prior": (NOT_NEGATIVE, 16.0)},
+    "bn-stats": {"momentum": (OPEN_UNIT, 0.1), "source-share": (UNIT, 0.1), "prior": (NOT_NEGATIVE, 16.0)},
     "tent": {"learning-rate": (POSITIVE, 0.1), "optimizer": (words("adam", "sgd"), "sgd")},
     "eata": {
         "learning-rate": (POSITIVE, 0.1),

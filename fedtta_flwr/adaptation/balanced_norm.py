@@ -58,8 +58,9 @@ def update(class_mean: Tensor, class_var: Tensor, h: Tensor, batch: ClassBatch, 
         \sigma^2_k &\leftarrow \sigma^2_k + (1 - \gamma) (m_k (s_k - n_k \sigma^2_k) - d_k^2)
             + \gamma\,(\mathrm{mean}_{j \in P}(m_j s_j - d_j^2) - \mathrm{mean}_{j \in P}(m_j n_j)\,\sigma^2_k)
 
-    All terms are taken at the old statistics, so that a variance is a mean of two that are not negative. Of a class
-    that is absent, n, d and s are 0: it moves with the class-agnostic part only. Gradients reach h.
+    All terms are taken at the old statistics, so that a variance is a mean of two that are not negative; what rounding
+    leaves below 0, where a channel is constant over a class, is 0. Of a class that is absent, n, d and s are 0: it
+    moves with the class-agnostic part only. Gradients reach h.
     """
     sample_mean, within = sample_moments(h)
     deviation = sample_mean - class_mean[batch.labels]
@@ -71,7 +72,7 @@ def update(class_mean: Tensor, class_var: Tensor, h: Tensor, batch: ClassBatch, 
     if share:
         mean = mean + share * d.sum(dim=0) / batch.present
         var = var + share * (spread.sum(dim=0) / batch.present - weight.sum() / batch.present * class_var)
-    return mean, var
+    return mean, var.clamp_(min=0)
 
 
 def balance(class_mean: Tensor, class_var: Tensor, *, unbiased: bool = False) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """TTA-bn: BatchNorm statistics replaced by those of the batch (FedTSA section 4.2, FedCTTA section III).
 
-With a share of the source's: alpha-BN (You et al. 2021, arXiv 2110.04065), NORM (Schneider et al. 2020, 2006.16971).
+With a momentum: FedCTTA's eqs. 3-4. With a share of the source's: alpha-BN (You et al. 2021, arXiv 2110.04065), NORM
+(Schneider et al. 2020, 2006.16971).
 """
 
 from functools import partial
@@ -21,8 +22,16 @@ class BNStats(Adapter):
 
     .. math:: m = \mathrm{mean}_{B,H,W}(h), \quad v = \mathrm{mean}_{B,H,W}((h - m)^2)
 
-    with no momentum, the affine parameters frozen and no gradient. One forward pass does both: a hook before each
-    layer writes m and v into the running statistics with which the layer then normalises.
+    with the affine parameters frozen and no gradient. One forward pass does both: a hook before each layer writes m and
+    v into the running statistics with which the layer then normalises.
+
+    With a ``momentum`` :math:`\alpha` below 1 it moves them there by that share instead (FedCTTA, eqs. 3-4),
+
+    .. math:: \mu \leftarrow (1 - \alpha)\,\mu + \alpha\, m, \quad
+        \sigma^2 \leftarrow (1 - \alpha)\,\sigma^2 + \alpha\, v
+
+    from where they are: as received, or as the batch before left them. The paper does not give alpha; its slides and
+    its code replace, as the default does.
 
     With a source share :math:`\alpha` above 0 it writes
 
@@ -38,7 +47,7 @@ class BNStats(Adapter):
     model : nn.Module
         A source model with BatchNorm.
     options : BNStatsOptions
-        The share of the source; `NoOptions` is as good as the defaults.
+        Momentum, or the share of the source; `NoOptions` is as good as the defaults.
 
     Raises
     ------
@@ -68,7 +77,9 @@ class BNStats(Adapter):
     @torch.inference_mode()
     def step(self, x: Tensor) -> Tensor:
         """Take over the batch's statistics and return the logits [B, K] computed with them."""
-        share = self.shares.source_share or self.shares.prior / (self.shares.prior + len(x))
+        options = self.shares
+        # At most one of the three is above 0.
+        share = options.source_share or options.prior / (options.prior + len(x)) or 1 - options.momentum
         hooks = [
             layer.register_forward_pre_hook(partial(_take_over, share=share, source=self._source.get(name)))
             for name, layer in batch_norms(self.model).items()
@@ -94,14 +105,10 @@ def moments(h: Tensor) -> tuple[Tensor, Tensor]:
 def _take_over(
     layer: nn.Module, inputs: tuple[Tensor, ...], share: float, source: tuple[Tensor, Tensor] | None
 ) -> None:
-    """Write the statistics of a layer's input (N, C, ...), mixed with the source's, into its running statistics."""
+    """Write the statistics of a layer's input (N, C, ...) into its running ones; a share is the source's, or theirs."""
     h = widened(inputs[0])
     if h.numel() == h.shape[1]:
         return  # one value per channel has no variance: keep the statistics that are there
-    mean, variance = moments(h)
-    if source is not None:
-        mean, variance = (
-            torch.lerp(new, old.to(new), share) for new, old in zip((mean, variance), source, strict=True)
-        )
-    layer.running_mean.copy_(mean)  # type: ignore[operator]
-    layer.running_var.copy_(variance)  # type: ignore[operator]
+    running: tuple[Tensor, Tensor] = (layer.running_mean, layer.running_var)  # type: ignore[assignment]
+    for there, new, other in zip(running, moments(h), source or running, strict=True):
+        there.copy_(torch.lerp(new, other.to(new), share) if share else new)

@@ -4,8 +4,10 @@ Pure functions of tensors first; then the terms that a strategy asks for; then `
 
     Objectives(adapter, [FedProx(0.01)])
 
-A term that compares the present parameters with the received ones has a gradient of exactly zero on the first step
-after they were received: with one step a round, FedProx, FedAMP's pull and pFedGraph's change nothing, bit for bit.
+A term that compares the present parameters with the received ones (FedProx, FedAMP, pFedGraph) has a gradient of
+exactly zero where they are equal: with one step a round it changes nothing, bit for bit. It acts from a round's second
+step on (a batch of more than 64 samples may bring one with `rotta` and `note`), and at once with `sar`, whose gradient
+is taken beside the parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -16,6 +16,12 @@ from fedtta_flwr.errors import ConfigError, first_fault
 Arrays = Mapping[str, NDArray[Any]]
 
 
+class _MajorMinor(BaseModel):
+    classes: dict[str, tuple[int, int]]
+    per_client: dict[str, tuple[float, float]]
+    per_corruption: dict[str, tuple[float | None, float | None]]
+
+
 class _Accuracy(BaseModel):
     micro: float
     macro: float
@@ -28,6 +34,7 @@ class _Accuracy(BaseModel):
     per_corruption_macro_all_classes: dict[str, float] = {}
     per_client_macro_all_classes: dict[str, float] = {}
     per_class: dict[Literal["seen", "correct"], list[int]] = {}
+    major_minor: _MajorMinor | None = None
 
 
 class _Bytes(BaseModel):

@@ -6,7 +6,7 @@ from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.claims import claims_table
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published, rows_and_columns, title
 from fedtta_flwr.reports.of_run import METRICS, STRUCTURE, cost_table
-from fedtta_flwr.reports.of_within import clients_table, major_and_minor_table, tables_within
+from fedtta_flwr.reports.of_within import clients_table, major_and_minor_tables, tables_within
 from fedtta_flwr.reports.read import BenchOf
 from fedtta_flwr.reports.tables import Table, number, signed, spread
 
@@ -21,7 +21,8 @@ def bench_tables(bench: BenchOf) -> list[Table]:
             if (score, metric) != (bench.spec.score, bench.spec.metric):
                 tables.append(_grid(bench, score, metric, words))
     within = tables_within(bench)
-    tables += [major_and_minor_table(bench), clients_table(bench), _costs(bench), _structure(bench), _missing(bench)]
+    tables += [*major_and_minor_tables(bench), clients_table(bench)]
+    tables += [_costs(bench), _structure(bench), _missing(bench)]
     return [table for table in tables if table.rows] + within
 
 

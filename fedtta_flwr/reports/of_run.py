@@ -1,6 +1,7 @@
 """The tables of one run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -23,7 +24,12 @@ STRUCTURE = {
 #: what is within an accuracy: a key of summary.json, of what kind it is
 BY = (("per_corruption", "corruption"), ("per_client", "client"))
 BY_OF_HEADS = (("per_corruption_mean_clients", "test set, mean over clients"), ("per_client", "client"))
-MAJOR_NOTE = "Major classes have more labelled samples than the mean of the classes that occurred, minor ones the rest."
+MAJOR_NOTE = (
+    "A client's major class is the one of which it has the most labelled samples in its whole stream, its minor class "
+    "the one of which it has the fewest; of equally frequent ones the first. Means are over the clients; those whose "
+    "classes are all equally frequent are left out."
+)
+MEAN = "mean of clients"
 MiB = 2**20
 #: column -> by what it is divided, digits
 COSTS = {
@@ -46,6 +52,7 @@ def run_tables(run: Run) -> list[Table]:
         _accuracies(run),
         *(_by(run, *which) for which in (BY_OF_HEADS if run.two_heads else BY)),
         _classes(run),
+        _major_and_minor(run),
         cost_table({"": [run]}, []),
         _structure(run),
     ]
@@ -59,20 +66,17 @@ def score_names(run: Run) -> dict[str, str]:
     return {"tta": str(run.config.get("head"))} | HEAD_TITLES
 
 
-def major_and_minor(run: Run, score: str) -> tuple[float, float] | None:
-    """Return the accuracies in percent of the classes with more samples than the mean of those present, and the rest.
+def major_and_minor(run: Run, score: str, within: str) -> Mapping[str, Sequence[float | None]]:
+    """Return the accuracies in percent on the clients' major and minor classes: the mean, and by client or corruption.
 
-    None where nothing was scored, or where all classes that occur have as many samples.
+    Nothing of a run that is older than they, or none of whose clients has a major class.
     """
-    found = run.summary["accuracy"].get(score)
-    if found is None or "per_class" not in found:
-        return None
-    seen, correct = (np.array(found["per_class"][key]) for key in ("seen", "correct"))
-    major = seen > seen[seen > 0].mean()
-    minor = (seen > 0) & ~major
-    if not major.any() or not minor.any():
-        return None
-    return 100 * float(correct[major].sum() / seen[major].sum()), 100 * float(correct[minor].sum() / seen[minor].sum())
+    found = run.summary["accuracy"].get(score, {}).get("major_minor") or {}
+    if not found.get("per_client"):
+        return {}
+    mean = [fmean(part) for part in zip(*found["per_client"].values(), strict=True)]
+    values: dict[str, list[float | None]] = found[f"per_{within}"]
+    return {MEAN: mean} | values
 
 
 def by_class(run: Run, score: str) -> dict[str, float | None]:
@@ -154,12 +158,22 @@ def _classes(run: Run) -> Table:
         seen = run.summary["accuracy"][next(iter(found))]["per_class"]["seen"]
         for k, samples in enumerate(seen):
             rows.append([str(k), f"{samples:,}", *(number(shares[str(k)]) for shares in found.values())])
-        pairs = {score: major_and_minor(run, score) for score in found}
-        if all(pair is not None for pair in pairs.values()):
-            for part, name in enumerate(("major classes", "minor classes")):
-                rows.append([name, "", *(number(pair[part]) for pair in pairs.values() if pair is not None)])
     heads = [score_names(run)[score] for score in found]
-    return Table("per-class", "Accuracy in % by class", ["class", "samples", *heads], rows, notes=[MAJOR_NOTE])
+    return Table("per-class", "Accuracy in % by class", ["class", "samples", *heads], rows)
+
+
+def _major_and_minor(run: Run) -> Table:
+    scores = [score for score in run.scores() if major_and_minor(run, score, "client")]
+    rows: list[list[str]] = []
+    for within in ("client", "corruption") if scores else ():
+        found = [major_and_minor(run, score, within) for score in scores]
+        classes = run.summary["accuracy"][scores[0]]["major_minor"]["classes"] if within == "client" else {}
+        for name in [name for name in found[0] if within == "client" or name != MEAN]:
+            cells = [number(value) for one in found for value in one.get(name, (None, None))]
+            rows.append([name, *map(str, classes.get(name, ("", ""))), *cells])
+    heads = [f"{score_names(run)[score]} {part}" for score in scores for part in ("major", "minor")]
+    title = "Accuracy in % on the clients' major and minor classes"
+    return Table("major-and-minor", title, ["", "major", "minor", *heads], rows, notes=[MAJOR_NOTE])
 
 
 def _structure(run: Run) -> Table:

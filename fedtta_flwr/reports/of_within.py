@@ -33,17 +33,24 @@ def tables_within(bench: BenchOf) -> list[Table]:
     return [table for table in made if table.rows or table.notes]  # that all cells are left out is said, too
 
 
-def major_and_minor_table(bench: BenchOf) -> Table:
-    """Return the accuracy of the classes that are frequent, and of those that are not."""
-    body = []
-    for labels, runs in every_cell(bench):
-        pairs = [pair for run in runs if (pair := major_and_minor(run, bench.spec.score)) is not None]
-        if pairs:
-            body.append([*labels.values(), *(spread(part) for part in zip(*pairs, strict=True))])
-    axes = list(bench.spec.axes)
-    heads = [*axes, "major classes", "minor classes"]
-    name = f"{bench.spec.score} by frequency of the class, in %"
-    return Table("major-and-minor", name, heads, body, len(axes), [MAJOR_NOTE])
+def major_and_minor_tables(bench: BenchOf) -> list[Table]:
+    """Return the accuracies on the clients' major and minor classes, by corruption and by client, if not too many."""
+    axes, score, made = list(bench.spec.axes), bench.spec.score, []
+    for within, name in (("corruption", "major-and-minor"), ("client", "major-and-minor-by-client")):
+        cells = [
+            (labels, [found for run in runs if (found := major_and_minor(run, score, within))])
+            for labels, runs in every_cell(bench)
+        ]
+        names = list(dict.fromkeys(name for _, found in cells for one in found for name in one))
+        body = [
+            [*labels.values(), kind, *(spread([one.get(name, (None, None))[part] for one in found]) for name in names)]
+            for labels, found in cells
+            if found and len(names) <= MOST
+            for part, kind in enumerate(("major", "minor"))
+        ]
+        words = f"{score} on the clients' major and minor classes, by {within}, in %"
+        made.append(Table(name, words, [*axes, "class", *names], body, len(axes) + 1, [MAJOR_NOTE]))
+    return made
 
 
 def clients_table(bench: BenchOf) -> Table:

@@ -61,7 +61,7 @@ class Scoreboard:
             class's accuracy. ``macro_all_classes``: the same sum divided by all K classes. ``mean_clients``: mean
             of ``per_corruption_mean_clients``, whose values are means over the clients that met the corruption of each
             one's micro. ``per_corruption`` and ``per_client``: micro; the same with ``_macro_all_classes``: the third.
-            ``per_class``: samples ``seen`` and ``correct``, [K] each.
+            ``per_class``: samples ``seen`` and ``correct``, [K] each. ``major_minor``: see `_major_minor`.
         """
         own = {key[1:]: tally for key, tally in self._tallies.items() if key[0] == score}
         if not own:
@@ -83,7 +83,41 @@ class Scoreboard:
             "per_client": {name: _micro(tally) for name, tally in of_client.items()},
             "per_client_macro_all_classes": {name: _macro(tally, len(seen)) for name, tally in of_client.items()},
             "per_class": {"seen": seen.tolist(), "correct": correct.tolist()},
+            "major_minor": _major_minor(own, of_client, met),
         }
+
+
+def _major_minor(
+    own: dict[tuple[str, str], Tally], of_client: dict[str, Tally], corruptions: Iterable[str]
+) -> dict[str, Any]:
+    """Return the accuracies on each client's major and minor class, in percent (pFedBBN, Figures 4 and 10).
+
+    Of which it has the most and the fewest samples in its whole stream, of those that occur; of equally frequent ones
+    the first. A client whose classes are all equally frequent has neither, and is left out.
+
+    Returns
+    -------
+    dict
+        [major, minor] each: ``classes`` and ``per_client``, by client; ``per_corruption``, means over the clients that
+        met the class under the corruption, None if none did.
+    """
+    classes: dict[str, list[int]] = {}
+    for client, (seen, _) in of_client.items():
+        present = np.flatnonzero(seen)
+        pair = [int(present[seen[present].argmax()]), int(present[seen[present].argmin()])]
+        if pair[0] != pair[1]:
+            classes[client] = pair
+
+    def mean(corruption: str, part: int) -> float | None:
+        tallies = [own[c, corruption][:, [pair[part]]] for c, pair in classes.items() if (c, corruption) in own]
+        met = [_micro(tally) for tally in tallies if tally[0].any()]
+        return fmean(met) if met else None
+
+    return {
+        "classes": classes,
+        "per_client": {client: [_micro(of_client[client][:, [k]]) for k in pair] for client, pair in classes.items()},
+        "per_corruption": {name: [mean(name, 0), mean(name, 1)] for name in corruptions},
+    }
 
 
 def _grouped(tallies: dict[tuple[str, str], Tally], name: Callable[[tuple[str, str]], str]) -> dict[str, Tally]:

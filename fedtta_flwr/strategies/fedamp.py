@@ -32,7 +32,8 @@ class FedAMP(PersonalizedStrategy):
 
     With ``bn-stats`` d is of BatchNorm statistics alone; where parameters travel too all entries count alike. If
     nothing travels all distances are 0. Clients that take gradient steps are pulled towards what they received:
-    :math:`\lambda / (2 \alpha) \lVert \theta - u \rVert^2`, without effect on the first step of a round.
+    :math:`\lambda / (2 \alpha) \lVert \theta - u \rVert^2`, which changes nothing with one step a round; when it acts:
+    `fedtta_flwr.adaptation.objectives`.
 
     Parameters
     ----------

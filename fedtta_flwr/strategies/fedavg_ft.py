@@ -12,7 +12,8 @@ class FedAvgFT(FedAvg):
 
     Without labels finetuning is adaptation, so the batch (the last one where a round has several) takes part twice.
     What the published codes of FTTA score is the forward pass of the second step, before it has changed anything; here
-    `post` is what the finetuned model predicts. With `bn-stats`, which keeps nothing of what came, it equals `local`.
+    `post` is what the finetuned model predicts. With `bn-stats`, which at a momentum of 1 keeps nothing of what came,
+    it equals `local`.
     """
 
     finetune = True

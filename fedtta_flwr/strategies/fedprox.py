@@ -9,10 +9,9 @@ class FedProx(FedAvg):
 
     .. math:: h_i(\theta) = F_i(\theta) + \frac{\mu}{2} \lVert \theta - \theta^t \rVert^2   \qquad \text{(eq. 2)}
 
-    with :math:`\theta^t` as received, over the parameters that the adapter's optimiser moves. The first step of a
-    round begins there, where the term has no gradient: with one step a round, as published, FedProx is FedAvg bit for
-    bit, and acts from ``aggregate-every`` = 2 on. (`sar` looks at its loss beside the parameters, so there it acts at
-    once.) An adapter without gradient steps has no loss to add to: FedAvg.
+    with :math:`\theta^t` as received, over the parameters that the adapter's optimiser moves. With one step a round, as
+    published, this is FedAvg bit for bit; when the term acts: `fedtta_flwr.adaptation.objectives`. An adapter without
+    gradient steps has no loss to add to: FedAvg.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ class PFedGraph(PersonalizedStrategy):
     The angles are of all that the clients upload: with ``bn-stats`` of the BatchNorm statistics less the source's.
     Where parameters travel too, statistics, which move further, decide. A client that has not moved has no direction:
     it receives p, as does everybody if nothing travels, and counts as orthogonal (d = 0) to the others. Clients that
-    take gradient steps are pulled towards what they received by their cosine, without effect on the first step
-    of a round.
+    take gradient steps are pulled towards what they received by their cosine, which changes nothing with one step a
+    round; when it acts: `fedtta_flwr.adaptation.objectives`.
 
     Parameters
     ----------

@@ -82,6 +82,18 @@ def test_one_class_with_many_samples_gets_the_batchs_own_moments() -> None:
     torch.testing.assert_close(new_variances[2], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("count", [20, 37, 50, 64, 100, 200])
+def test_no_variance_of_a_constant_channel_is_negative(count: int, share: float) -> None:
+    """n_k >= 1 / eta: what remains is a difference of equals, which float32 rounds to either side of 0."""
+    values = torch.tensor([0.1, 1 / 3, 3.7, 100.3])
+    h = values.view(1, 4, 1, 1).expand(count, 4, 4, 4)
+    batch = ClassBatch.of(torch.ones(count, dtype=torch.int64), 3, 0.05, torch.float32)
+    class_var = update(torch.full((3, 4), 0.7), torch.full((3, 4), 0.37), h, batch, share)[1]
+    assert bool((class_var >= 0).all())
+    assert bool((class_var[1] <= 1e-5 * values.square().clamp(min=1)).all())
+
+
 def test_a_balanced_batch_reproduces_the_total_variance() -> None:
     """methods.md 10.1, 4: the law of total variance, with the biased variance between classes."""
     h = torch.randn(24, 3, 2, 2, generator=rng(), dtype=F64)

@@ -1,4 +1,4 @@
-"""TTA-bn with a share of the source: alpha-BN and NORM against their equations."""
+"""TTA-bn with a share of the source or of the running statistics: alpha-BN, NORM and FedCTTA by their equations."""
 
 import pytest
 import torch
@@ -42,6 +42,23 @@ def test_statistics_and_logits_are_those_of_the_equations(tiny, images, options:
         adapter.load_adapted_state({name: t + 1 for name, t in adapter.adapted_state().items()})
 
 
+@pytest.mark.parametrize("momentum", [0.1, 0.7])
+def test_a_momentum_moves_what_was_received(tiny, images, momentum: float) -> None:
+    """FedCTTA, eqs. 3-4: from a mixture that came from the server, and from where the batch before ended."""
+    adapter, model = BNStats(tiny(), BNStatsOptions(momentum=momentum)), tiny().double()
+    for seed, count in enumerate((8, 3, 1, 5)):
+        if seed % 2:
+            adapter.load_adapted_state({name: t + 1 for name, t in adapter.adapted_state().items()})
+        model.load_state_dict(adapter.adapted_state(), strict=False)
+        x = images(count, seed=seed)
+        expected, logits = mixed(model, x.double(), 1 - momentum)
+        torch.testing.assert_close(adapter.adapt(x).double(), logits, rtol=2e-5, atol=2e-5)
+        for name, t in adapter.adapted_state().items():
+            torch.testing.assert_close(t.tolist(), expected[name], rtol=2e-5, atol=2e-6)
+        assert torch.equal(adapter.adapt(x), adapter.predict(x))  # the layers normalise with what they have moved to
+    assert adapter.local_state() == {}
+
+
 def test_no_share_is_the_batchs_alone(tiny, images) -> None:
     a, b = BNStats(tiny(), BNStatsOptions()), BNStats(tiny(), NoOptions())
     for seed, count in enumerate((6, 1, 3)):
@@ -69,3 +86,12 @@ def test_one_value_per_channel_keeps_what_is_there(tiny, images) -> None:
 def test_both_shares_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"bn-stats\.prior = 16\.0: source-share = 0\.1"):
         BNStatsOptions(source_share=0.1, prior=16.0)
+
+
+@pytest.mark.parametrize("other", [{"source_share": 0.1}, {"prior": 16.0}])
+def test_a_momentum_beside_a_share_of_the_source_is_refused_in_one_line(other: dict) -> None:
+    with pytest.raises(
+        ConfigError, match=r"bn-stats\.momentum = 0\.5: (source-share|prior) mixes .*; allowed"
+    ) as caught:
+        BNStatsOptions(momentum=0.5, **other)
+    assert "\n" not in str(caught.value)

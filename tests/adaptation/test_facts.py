@@ -88,3 +88,12 @@ def test_facts_of_options_that_are_off_by_default(tiny: Callable[..., nn.Module]
 
     assert "optimizer.exp_avg" in kept("entropy", optimizer="adam")
     assert "fisher" in kept("eata", fisher_weight=1.0)
+
+
+def test_what_sar_leaves_out_is_what_its_option_names(tiny: Callable[..., nn.Module]) -> None:
+    """By default parts that few networks have: not the last block of any."""
+    options, method = RunConfig().options("sar"), ADAPTERS["sar"]
+    assert method.updates.endswith("without the parts named in `sar.skip` (layer4, ...)")
+    assert "layer4" in options.model_dump()["skip"].split(",")
+    travels = resolve("adapter", "sar", ADAPTERS)(tiny(), options).adapted_state()
+    assert list(travels) == ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]

@@ -11,6 +11,7 @@ from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.bbn import BBN
 from fedtta_flwr.adaptation.bn_stats import BNStats
 from fedtta_flwr.adaptation.cotta import CoTTA
+from fedtta_flwr.adaptation.note import NOTE
 from fedtta_flwr.adaptation.objectives import (
     FedAMP,
     FedProx,
@@ -25,9 +26,19 @@ from fedtta_flwr.adaptation.objectives import (
 )
 from fedtta_flwr.adaptation.roid import ROID
 from fedtta_flwr.adaptation.rotta import RoTTA
+from fedtta_flwr.adaptation.sar import SAR
 from fedtta_flwr.adaptation.tent import Tent
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.options import BBNOptions, BNStatsOptions, CoTTAOptions, ROIDOptions, RoTTAOptions, TentOptions
+from fedtta_flwr.options import (
+    BBNOptions,
+    BNStatsOptions,
+    CoTTAOptions,
+    NOTEOptions,
+    ROIDOptions,
+    RoTTAOptions,
+    SAROptions,
+    TentOptions,
+)
 from tests.adaptation.oracle import by_batch, cross_entropy, leaves, network, softmax
 
 F64 = torch.float64
@@ -120,6 +131,25 @@ def test_a_term_acts_from_the_second_step_on(make_adapter, term, tiny, images) -
             plain.load_adapted_state(mixture)
             other.load_adapted_state(mixture)
     assert other.rolled_back == 0
+    assert not same_bits(plain.adapted_state(), other.adapted_state())
+
+
+@pytest.mark.parametrize(
+    "make_adapter",
+    [
+        lambda model: SAR(model, SAROptions(entropy_margin=1.0)),
+        lambda model: RoTTA(model, RoTTAOptions(update_every=3)),
+        lambda model: NOTE(model, NOTEOptions(update_every=3)),
+    ],
+    ids=["sar", "rotta", "note"],
+)
+@proximal_term
+def test_a_term_acts_at_once_where_a_batch_has_more_than_one_gradient(make_adapter, term, tiny, images) -> None:
+    """SAR's second one is beside the parameters; a memory that is due twice in a batch takes two steps."""
+    plain, other = make_adapter(tiny(F64)), make_adapter(tiny(F64))
+    Objectives(other, [term])
+    plain.adapt(images(6, dtype=F64))
+    other.adapt(images(6, dtype=F64))
     assert not same_bits(plain.adapted_state(), other.adapted_state())
 
 

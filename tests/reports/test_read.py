@@ -47,6 +47,7 @@ def edit_arrays(path: Path, **changed: Any) -> None:
         ("summary.json", lambda c: c.update(rounds="x"), r"summary\.json is damaged \(rounds: "),
         ("summary.json", lambda c: c["accuracy"].update(post=None), r"summary\.json is damaged \(accuracy\.post: "),
         ("summary.json", lambda c: c["accuracy"]["post"].pop("per_client"), r"\(accuracy\.post\.per_client: "),
+        ("summary.json", lambda c: c["accuracy"]["post"].update(major_minor={}), r"\(accuracy\.post\.major_minor\."),
         ("config.json", lambda c: c["config"].pop("strategy"), r"config\.json is damaged \(no key strategy\)"),
         ("config.json", lambda c: c.update(clients="client-00"), r"config\.json is damaged \(clients: "),
     ],
@@ -58,6 +59,13 @@ def test_json_that_lacks_what_a_report_needs(
     with pytest.raises(ConfigError, match=words) as caught:
         read_run(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_is_older_than_major_and_minor_classes_shows_none(copy: Path) -> None:
+    edit(copy / "summary.json", lambda summary: summary["accuracy"]["post"].pop("major_minor"))
+    page, faults = write_report(copy, copy / "report")
+    assert faults == []
+    assert "minor class" not in page.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '"\\ud800'])

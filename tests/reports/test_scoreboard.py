@@ -35,6 +35,23 @@ def test_accuracies_in_percent() -> None:
     assert all(type(found[key]) is float for key in ("micro", "macro", "macro_all_classes", "mean_clients"))
 
 
+def test_major_and_minor_classes_are_each_clients_own() -> None:
+    """pFedBBN, Figures 4 and 10: by the counts of its whole stream; 'c' and 'd' have neither."""
+    board = Scoreboard(["fog", "snow"])
+    board.add([counts("a", "fog", [4, 0, 1, 3], [1, 0, 1, 0]), counts("a", "snow", [6, 0, 0, 5], [6, 0, 0, 0])])
+    board.add([counts("b", "fog", [0, 0, 8, 2], [0, 0, 2, 1]), counts("b", "snow", [2, 0, 0, 0], [1, 0, 0, 0])])
+    board.add([counts("c", "fog", [0, 9, 0, 0], [0, 9, 0, 0]), counts("d", "fog", [3, 3, 0, 0], [3, 3, 0, 0])])
+    assert board.accuracy("pre")["major_minor"] == {  # type: ignore[index]
+        "classes": {"a": [0, 2], "b": [2, 0]},  # b has 2 of class 0 and 2 of class 3: the first
+        "per_client": {"a": [70.0, 100.0], "b": [25.0, 50.0]},
+        "per_corruption": {"fog": [25.0, 100.0], "snow": [100.0, 50.0]},  # fog: a and b, a; snow: a, b
+    }
+    board = Scoreboard()
+    board.add([counts("a", "fog", [4, 4], [1, 2]), counts("b", "fog", [0, 3], [0, 3])])
+    balanced = {"classes": {}, "per_client": {}, "per_corruption": {"fog": [None, None]}}
+    assert board.accuracy("pre")["major_minor"] == balanced  # type: ignore[index]
+
+
 def test_scores_are_kept_apart() -> None:
     board = Scoreboard()
     board.add([counts("a", "fog", [2], [2], "pre"), counts("a", "fog", [2], [0], "post")])

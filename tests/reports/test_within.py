@@ -147,6 +147,20 @@ def test_classes_and_clients(bench: Path, written: Path) -> None:
     assert float(rows[2]["client-01"]) == pytest.approx(statistics.mean(values) - 30, abs=0.006)
 
 
+def test_major_and_minor_classes_of_the_clients(bench: Path, written: Path) -> None:
+    found = [of(bench, f"2.seed{seed}")["major_minor"] for seed in (0, 1)]
+    rows = [row for row in table(written, "major-and-minor") if row["length"] == "2"]
+    clients = [row for row in table(written, "major-and-minor-by-client") if row["length"] == "2"]
+    assert [row["class"] for row in rows] == [row["class"] for row in clients] == ["major", "minor"]
+    for part in (0, 1):
+        means = [statistics.mean(pair[part] for pair in one["per_client"].values()) for one in found]
+        assert float(rows[part]["mean of clients"]) == pytest.approx(statistics.mean(means), abs=0.006)
+        assert float(rows[part]["mean of clients std"]) == pytest.approx(statistics.stdev(means), abs=0.006)
+        for key, there, name in (("per_corruption", rows, "pixelate"), ("per_client", clients, "client-01")):
+            values = [value for one in found if (value := one[key][name][part]) is not None]
+            assert float(there[part][name]) == pytest.approx(statistics.mean(values), abs=0.006)
+
+
 def test_means_over_clients(bench: Path, written: Path) -> None:
     row = table(written, "clients")[0]
     for key, name in (
