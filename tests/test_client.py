@@ -553,6 +553,12 @@ def empty(reply: Message) -> Message:
     return reply
 
 
+def enormous(reply: Message) -> Message:
+    state = arrays_of(reply.content, STATE)
+    reply.content[STATE] = to_arrays(state | {"bn1.running_mean": state["bn1.running_mean"].fill_(-3.4e38)})
+    return reply
+
+
 def undescribed(reply: Message) -> Message:
     del reply.content[DESCRIPTOR]
     return reply
@@ -680,6 +686,7 @@ def test_streams_without_a_single_slot_are_refused(
         (cast(torch.float64), "fedavg"),
         (cast(torch.int32), "fedavg"),
         (cast(torch.complex64), "fedavg"),
+        (enormous, "fedavg"),
         (undescribed, "fedctta"),
         (described_otherwise, "fedctta"),
         (described_otherwise, "fedtsa"),
@@ -693,7 +700,7 @@ def test_of_two_clients_the_bad_one_is_left_out_though_its_name_comes_first(
     tmp_path: Path,
 ) -> None:
     server_app, client_app = apps
-    overrides = {"num-clients": 2, "strategy": strategy, "rounds": 3, "fedtsa.steps": 2}
+    overrides = {"num-clients": 2, "strategy": strategy, "bn-pooling": "moments", "rounds": 3, "fedtsa.steps": 2}
     config = tiny_config(**overrides, **{"output-dir": str(tmp_path / "run"), "scores": "tta"})
     FaultyGrid(client_app, config, fault, ["client-01", "client-00"]).run_server(server_app)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]

@@ -1,5 +1,6 @@
 """A round's replies as stacked tensors: screening, and mixing. Pure torch."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 BLOCK = 65_536  # columns of [N, P] that are mixed at once: more gains nothing, and fewer would have to be copied back
+LARGEST = 1e18  # that a client may send: squares of much more are no float32, and one client must end nobody's run
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class Update:
 def screen(updates: Mapping[str, Update], expected: Update) -> dict[str, str]:
     """Return the reason for each client whose update cannot take part.
 
-    Left out are: tensors that differ in name, shape or dtype from those that were asked for, non-finite entries,
-    and negative variances. (A variance of zero is that of a constant channel; BatchNorm's
+    Left out are: tensors that differ in name, shape or dtype from those that were asked for, entries that are not
+    finite or beyond `LARGEST`, and negative variances. (A variance of zero is that of a constant channel; BatchNorm's
     epsilon copes with it.)
 
     Parameters
@@ -89,9 +91,9 @@ def screen(updates: Mapping[str, Update], expected: Update) -> dict[str, str]:
     )
     rejected: dict[str, str] = {}
     for client, update in updates.items():
-        fault = check_states(update.state, state, "what was asked for")
+        fault = check_states(update.state, state, "what was asked for", LARGEST)
         # Apart: a state may have a tensor of that name.
-        if fault := fault or check_states(update.described(), descriptor, "what was asked for"):
+        if fault := fault or check_states(update.described(), descriptor, "what was asked for", LARGEST):
             rejected[client] = fault
     return rejected
 
@@ -219,8 +221,10 @@ def form(t: object) -> str:
     return f"{t.dtype} {list(t.shape)} on {t.device}{' with a gradient' if t.requires_grad else ''}"
 
 
-def check_states(states: object, forms: Mapping[str, str], like: str = "updates.state") -> str | None:
-    """Return what is wrong with states that shall be of these forms, those of `like`, or None."""
+def check_states(
+    states: object, forms: Mapping[str, str], like: str = "updates.state", largest: float = math.inf
+) -> str | None:
+    """Return what is wrong with states that shall be of these forms, those of `like`, and no larger, or None."""
     if not isinstance(states, Mapping):
         return f"{type(states).__name__}, expected tensors by name: return a dict"
     if states.keys() != forms.keys():
@@ -229,14 +233,18 @@ def check_states(states: object, forms: Mapping[str, str], like: str = "updates.
     for name, expected in forms.items():
         if (found := form(states[name])) != expected:
             return f"{name} is {found}, expected {expected}, as in {like}"
-    return _unsound(states)
+    return _unsound(states, largest)
 
 
-def _unsound(state: Mapping[str, Tensor]) -> str | None:
-    """Return the first tensor that no network can work with, and why, or None."""
+def _unsound(state: Mapping[str, Tensor], largest: float = math.inf) -> str | None:
+    """Return the first tensor that no network can work with, and why, or None; variances may reach the square."""
     for name, t in state.items():
-        if not t.isfinite().all():
+        # One pass over all that was sent, without a copy; both ends are NaN where an entry is.
+        low, high = (end.item() for end in t.aminmax()) if t.numel() else (0.0, 0.0)
+        if not (math.isfinite(low) and math.isfinite(high)):
             return f"{name} is not finite"
-        if is_variance(name) and (t < 0).any():
+        if is_variance(name) and low < 0:
             return f"{name} is negative"
+        if max(-low, high) > (allowed := largest**2 if is_variance(name) else largest):
+            return f"{name} reaches {max(-low, high):.2g}, allowed: {allowed:.0e}"
     return None

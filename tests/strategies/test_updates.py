@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedtta_flwr.records import unstack
 from fedtta_flwr.strategies.updates import (
     Update,
     check_row_stochastic,
@@ -58,6 +59,10 @@ def test_good_updates_pass() -> None:
         (Update(update().state, torch.tensor([0.0, float("nan")]), 5), "descriptor is not finite"),
         (update(descriptor=False), "descriptor"),
         (Update(update().state, torch.zeros(3), 5), "descriptor"),
+        (update(3.4e38), r"bn.running_mean reaches 3.4e+38, allowed: 1e+18"),
+        (update(-2e18), "bn.running_mean reaches 2e+18"),
+        (update(var=2e36), "bn.running_var reaches 2e+36, allowed: 1e+36"),
+        (Update(update().state, torch.tensor([0.0, 2e18]), 5), "descriptor reaches 2e+18"),
         (Update(update().state, torch.zeros(2, dtype=torch.int64), 5), "descriptor"),
         (Update(update().state, torch.zeros(2, dtype=torch.complex64), 5), "descriptor"),
         (Update({}, update().descriptor, 5), "0 tensors, expected the 2 of what was asked for"),
@@ -92,6 +97,21 @@ def test_clients_have_no_vote_on_the_form() -> None:
     assert list(screen({"a": wide, "b": wide, "c": update()}, update())) == ["a", "b"]
     assert list(screen({"a": wide}, update())) == ["a"]
     assert screen({"a": wide}, wide) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("moments", [False, True])
+def test_what_screening_lets_pass_is_finite_when_mixed_and_passes_again(dtype: torch.dtype, moments: bool) -> None:
+    def at(mean: float, var: float) -> Update:
+        state = {"bn.running_mean": torch.full((3,), mean).to(dtype), "bn.running_var": torch.full((3,), var).to(dtype)}
+        return Update(state, None, 5)
+
+    updates = {"a": at(-9.9e17, 9.9e35), "b": at(0.0, 1.0), "c": at(0.1, 0.5)}
+    assert screen(updates, at(0.0, 1.0)) == {}
+    for seed in range(20):
+        mixed = mix(random_weights(3, seed), stack_updates(1, updates, ()).state, moments=moments)
+        again = {client: Update(unstack(mixed, i), None, 5) for i, client in enumerate("abc")}
+        assert screen(again, at(0.0, 1.0)) == {}
 
 
 def test_stacking_is_in_the_order_of_names() -> None:
