@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import statistics
+from fedtta_flwr.adaptation.base import classifier, statistics
 from fedtta_flwr.adaptation.bn_stats import moments
 from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, widened
 from fedtta_flwr.data.contracts import Images
@@ -55,6 +55,17 @@ def chosen_images(clean: Images, seed: int, samples: int) -> Tensor:
         raise ConfigError(f"{samples} chosen images: the data set has {len(clean)} clean ones; ask for fewer, or noise")
     rows = np.sort(numpy_rng(seed, "chosen images").permutation(len(clean))[:samples])
     return torch.from_numpy(clean[rows]).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+
+
+def form_of(descriptor: str, model: nn.Module, classes: int) -> Tensor | None:
+    """Return zeros of the form that a descriptor of this name has for K classes; None if none is asked for."""
+    if not descriptor:
+        return None
+    if descriptor == "bn-statistics":
+        return torch.cat([torch.zeros_like(t) for t in statistics(model).values()])
+    if "feature" in descriptor:
+        return torch.zeros(classifier(model, descriptor)[1].in_features)
+    return torch.zeros(classes)
 
 
 @torch.inference_mode()

@@ -6,15 +6,17 @@ visit, and once more, with the round in its name, when the server writes a check
 clients are one process, which only a checkpoint can survive, it is written for those alone.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import read_tensors, write_tensors
 from fedtta_flwr.records import from_arrays, to_arrays
 
@@ -71,46 +73,45 @@ class Memory:
             parts: list[str] = list(about["parts"])  # type: ignore[arg-type]
             records: dict[str, ArrayRecord] = {part: self._records[f"{client}/{part}"] for part in parts}  # type: ignore[misc]
             return Remembered(_cursor(about["cursor"]), records)
-        for path in self._files(client):
-            found = _read(path)
-            if until is None or found.cursor[2] <= until:
+        if self._folder is None:
+            return None
+        # A checkpoint is for a run that is resumed: while one goes on, it would bring batches back.
+        checkpoints = _checkpoints(self._folder, client) if until is not None else ()
+        for path in (_latest(self._folder, client), *checkpoints):
+            found = _read(path) if path.is_file() else None
+            if found is not None and (until is None or found.cursor[2] <= until):
                 return found
         return None
 
     def keep(self, states: Mapping[str, Remembered], checkpoint: int = 0) -> None:
         """Remember the clients' states; with `checkpoint` also beyond the next visit, as those after this round.
 
-        Raises
-        ------
-        CheckpointError
-            If a file cannot be written.
+        A full disk is reported and ends nothing: the visit is answered, and only a client that is restarted misses its
+        state, or one that is resumed its last.
         """
+        if self._folder is not None:
+            self._write(self._folder, states, checkpoint)
         for client, state in states.items():
             self._records[client] = ConfigRecord({"cursor": list(state.cursor), "parts": list(state.parts)})
             for part, record in state.parts.items():
                 self._records[f"{client}/{part}"] = record
-        if self._folder is None:
-            return
+
+    def _write(self, folder: Path, states: Mapping[str, Remembered], checkpoint: int) -> None:
+        """Write what can be written of the clients' files, and report the rest in one line."""
+        unwritten: dict[str, OSError] = {}
         for client, state in states.items():
-            if self._restarts:
-                _write(self._folder / f"{_stem(client)}.safetensors", client, state)
-            if checkpoint:
-                _write(self._folder / f"{_stem(client)}@{checkpoint}.safetensors", client, state)
-                for old in self._checkpoints(client)[KEPT_CHECKPOINTS:]:
-                    old.unlink(missing_ok=True)
-
-    def _files(self, client: str) -> Iterator[Path]:
-        """Yield a client's files, the latest first."""
-        if self._folder is None:
-            return
-        if (latest := self._folder / f"{_stem(client)}.safetensors").is_file():
-            yield latest
-        yield from self._checkpoints(client)
-
-    def _checkpoints(self, client: str) -> list[Path]:
-        """Return a client's files of checkpoints, the latest first."""
-        found = self._folder.glob(f"{_stem(client)}@*.safetensors") if self._folder is not None else ()
-        return sorted(found, key=lambda path: -int(path.stem.rpartition("@")[2]))
+            try:
+                if self._restarts:
+                    _write_latest(folder, client, state)
+                if checkpoint:
+                    _write_checkpoint(folder, client, state, checkpoint)
+            except OSError as error:
+                unwritten[client] = error
+        if unwritten:
+            first, fault = next(iter(unwritten.items()))
+            why = f"{len(unwritten)} of {len(states)} states cannot be written, the first that of {first}"
+            advice = "make room there, or name another state-dir in the node config"
+            log(logging.WARNING, "%s: %s (%s); %s", folder, why, fault.strerror, advice)
 
 
 def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
@@ -141,15 +142,33 @@ def _read(path: Path) -> Remembered:
     return Remembered(_cursor(about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
 
 
-def _write(path: Path, client: str, state: Remembered) -> None:
-    tensors = {f"{part}/{key}": t for part, record in state.parts.items() for key, t in from_arrays(record).items()}
+def _write_latest(folder: Path, client: str, state: Remembered) -> None:
     try:
-        write_tensors(path, tensors, {"cursor": state.cursor, "parts": list(state.parts)})
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: the state of {client} cannot be written ({error.strerror}); make room there, or name another "
-            f"state-dir in the node config"
-        ) from None
+        _write(_latest(folder, client), state)
+    except OSError:
+        _latest(folder, client).unlink(missing_ok=True)  # with an older state, batches would come by again
+        raise
+
+
+def _write_checkpoint(folder: Path, client: str, state: Remembered, round_: int) -> None:
+    _write(folder / f"{_stem(client)}@{round_}.safetensors", state)
+    for old in _checkpoints(folder, client)[KEPT_CHECKPOINTS:]:
+        old.unlink(missing_ok=True)
+
+
+def _latest(folder: Path, client: str) -> Path:
+    return folder / f"{_stem(client)}.safetensors"
+
+
+def _checkpoints(folder: Path, client: str) -> list[Path]:
+    """Return a client's files of checkpoints, the latest first."""
+    found = folder.glob(f"{_stem(client)}@*.safetensors")
+    return sorted(found, key=lambda path: -int(path.stem.rpartition("@")[2]))
+
+
+def _write(path: Path, state: Remembered) -> None:
+    tensors = {f"{part}/{key}": t for part, record in state.parts.items() for key, t in from_arrays(record).items()}
+    write_tensors(path, tensors, {"cursor": state.cursor, "parts": list(state.parts)})
 
 
 def _cursor(found: object) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -481,9 +481,15 @@ def test_a_stream_that_has_ended_uploads_nothing(tiny_config: Callable[..., RunC
 class FaultyGrid(LocalGrid):
     """Node 3 behaves badly in one round; it hosts one client."""
 
-    def __init__(self, client_app: ClientApp, config: RunConfig, fault: Callable[[Message], Message]) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp,
+        config: RunConfig,
+        fault: Callable[[Message], Message],
+        hosting: Sequence[str] = ("client-00,client-01,client-03", "client-02"),
+    ) -> None:
         super().__init__(client_app, config.to_flat(), 2)
-        for context, names in zip(self._contexts.values(), ["client-00,client-01,client-03", "client-02"], strict=True):
+        for context, names in zip(self._contexts.values(), hosting, strict=True):
             context.node_config = {"clients": names}
         self.fault = fault
         self.received: dict[tuple[int, str], dict[str, bytes]] = {}
@@ -517,6 +523,49 @@ def poison(value: float) -> Callable[[Message], Message]:
 def other_shape(reply: Message) -> Message:
     state = arrays_of(reply.content, STATE)
     reply.content[STATE] = to_arrays(state | {"secret": torch.zeros(1, 4)})
+    return reply
+
+
+def cast(dtype: torch.dtype) -> Callable[[Message], Message]:
+    def fault(reply: Message) -> Message:
+        state = arrays_of(reply.content, STATE)
+        reply.content[STATE] = to_arrays({name: t.to(dtype) for name, t in state.items()})
+        return reply
+
+    return fault
+
+
+def lacking(reply: Message) -> Message:
+    state = arrays_of(reply.content, STATE)
+    del state["bn1.running_var"]
+    reply.content[STATE] = to_arrays(state)
+    return reply
+
+
+def widened(reply: Message) -> Message:
+    state = arrays_of(reply.content, STATE)
+    reply.content[STATE] = to_arrays(state | {"bn1.running_var": torch.ones(1, 99)})
+    return reply
+
+
+def empty(reply: Message) -> Message:
+    reply.content[STATE] = to_arrays({})
+    return reply
+
+
+def enormous(reply: Message) -> Message:
+    state = arrays_of(reply.content, STATE)
+    reply.content[STATE] = to_arrays(state | {"bn1.running_mean": state["bn1.running_mean"].fill_(-3.4e38)})
+    return reply
+
+
+def undescribed(reply: Message) -> Message:
+    del reply.content[DESCRIPTOR]
+    return reply
+
+
+def described_otherwise(reply: Message) -> Message:
+    reply.content[DESCRIPTOR] = to_arrays({DESCRIPTOR: torch.zeros(1, 7)})
     return reply
 
 
@@ -624,3 +673,36 @@ def test_streams_without_a_single_slot_are_refused(
     with pytest.raises(FedTTAError, match="streams of all clients are empty"):
         run_local(stream="no_slots:stream", classes=10, **{"output-dir": str(tmp_path / "run")})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "strategy"),
+    [
+        (other_shape, "fedavgm"),
+        (other_shape, "fedamp"),
+        (lacking, "fedavg"),
+        (widened, "fedavg"),
+        (empty, "fedavg"),
+        (cast(torch.float64), "fedavg"),
+        (cast(torch.int32), "fedavg"),
+        (cast(torch.complex64), "fedavg"),
+        (enormous, "fedavg"),
+        (undescribed, "fedctta"),
+        (described_otherwise, "fedctta"),
+        (described_otherwise, "fedtsa"),
+    ],
+)
+def test_of_two_clients_the_bad_one_is_left_out_though_its_name_comes_first(
+    fault: Callable[[Message], Message],
+    strategy: str,
+    apps: tuple[Any, Any],
+    tiny_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    server_app, client_app = apps
+    overrides = {"num-clients": 2, "strategy": strategy, "bn-pooling": "moments", "rounds": 3, "fedtsa.steps": 2}
+    config = tiny_config(**overrides, **{"output-dir": str(tmp_path / "run"), "scores": "tta"})
+    FaultyGrid(client_app, config, fault, ["client-01", "client-00"]).run_server(server_app)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [2, 1, 2]
+    assert [list(line["screened"]) for line in lines] == [[], ["client-00"], []]

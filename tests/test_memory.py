@@ -1,5 +1,6 @@
 """Clients find their states again: in the same context, in another process, after a restart, after a checkpoint."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from flwr.app import Context, RecordDict
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.files import write_tensors
 from fedtta_flwr.memory import Memory, Remembered, state_folder
 from fedtta_flwr.records import from_arrays, to_arrays
 
@@ -90,10 +92,70 @@ def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line_a_visit_and_ends_nothing(
+    tmp_path: Path, warned: list[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="the state of a cannot be written"):
-        Memory(RecordDict(), tmp_path / "file").keep({"a": state(1)})
+    memory = Memory(RecordDict(), tmp_path / "file")
+    memory.keep({"a": state(1), "b": state(1)}, checkpoint=1)
+    assert number_of(memory.recall("a")) == number_of(memory.recall("b")) == 1
+    (line,) = warned
+    assert "\n" not in line
+    assert "2 of 2 states cannot be written, the first that of a (Not a directory); make room there" in line
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the names of files begin with that the disk has no room for."""
+    prefixes: list[str] = []
+
+    def write(path: Path, *content: Any) -> None:
+        if any(path.name.startswith(prefix) for prefix in prefixes):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tensors(path, *content)
+
+    monkeypatch.setattr("fedtta_flwr.memory.write_tensors", write)
+    return prefixes
+
+
+def test_a_full_disk_costs_the_others_nothing(tmp_path: Path, full: list[str], warned: list[str]) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"a": state(1), "b": state(1)}, checkpoint=1)
+    full.append("a")
+    memory.keep({"a": state(2), "b": state(2)}, checkpoint=2)
+    assert number_of(memory.recall("a")) == number_of(memory.recall("b")) == 2
+    again = Memory(RecordDict(), tmp_path)
+    assert again.recall("a") is None  # not its older state, with which a batch would come by again
+    assert number_of(again.recall("b")) == 2
+    assert len(warned) == 1
+    assert "1 of 2 states cannot be written, the first that of a (No space left on device)" in warned[0]
+    full.clear()
+    memory.keep({"a": state(3)})
+    assert number_of(Memory(RecordDict(), tmp_path).recall("a")) == 3
+
+
+def test_a_resumed_client_never_finds_a_state_that_is_newer_than_the_checkpoint(
+    tmp_path: Path, full: list[str]
+) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    for number in range(1, 8):
+        full[:] = ["a@4"]
+        memory.keep({"a": state(number)}, checkpoint=number if number % 2 == 0 else 0)
+    found = Memory(RecordDict(), tmp_path)
+    assert [number_of(found.recall("a", until=n)) for n in (7, 6, 4, 2)] == [7, 6, 2, 2]
+    assert found.recall("a", until=1) is None
+
+
+def test_what_fails_otherwise_leaves_the_client_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"a": state(1)})
+    monkeypatch.setattr("fedtta_flwr.memory.write_tensors", fails)
+    with pytest.raises(MemoryError):
+        memory.keep({"a": state(2)})
+    assert number_of(memory.recall("a")) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.datasets import CLEAN
-from fedtta_flwr.descriptors import chosen_images, noise_images
+from fedtta_flwr.descriptors import chosen_images, form_of, noise_images
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.strategies.updates import form
 from fedtta_flwr.workbench import DESCRIPTORS, Workbench
 
 ABOUT = {"samples": 4, "redraw": "never", "client": "client-00", "round": 1}
@@ -56,6 +57,17 @@ def test_whose_answer_to_which_images(bench: Workbench) -> None:
     assert torch.equal(describe(bench, "bn-statistics"), torch.cat(list(bench.adapter.adapted_state().values())))
     found = [describe(bench, name) for name in DESCRIPTORS]
     assert len({tuple(t.tolist()) for t in found}) == len(found) == len(expected) + 1
+
+
+@pytest.mark.parametrize("adapter", ["tent", "cotta", "bbn", "source"])
+def test_the_server_knows_the_form_of_what_it_asks_for(tiny_config, adapter: str) -> None:
+    bench, other = Workbench(tiny_config(adapter=adapter)), Workbench(tiny_config(adapter=adapter))
+    bench.adapter.adapt(batch(bench))
+    assert form_of("", other.adapter.model, 10) is None
+    for name in DESCRIPTORS:
+        expected = form_of(name, other.adapter.model, 10)
+        assert expected is not None
+        assert form(describe(bench, name)) == form(expected)
 
 
 @pytest.mark.parametrize("adapter", ["tent", "cotta", "rotta", "note", "bbn", "source"])

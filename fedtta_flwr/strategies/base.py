@@ -13,10 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import RunConfig, Scalar
+from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
 from fedtta_flwr.strategies.checkpoint import Checkpoints
@@ -90,6 +91,7 @@ class PersonalizedStrategy(Strategy):
         self.run = uuid4().hex
         self.source: State = {}
         self.roster = Roster()
+        self._network: nn.Module = nn.Identity()
         self.personal: dict[str, State] = {}
         self._round = Round(0)
         self._asked_by: dict[str, list[str]] = {}
@@ -145,7 +147,11 @@ class PersonalizedStrategy(Strategy):
         ConfigError
             If the method cannot work with this network.
         """
-        self.source = adapter.adapted_state()
+        self.source, self._network = adapter.adapted_state(), adapter.model
+
+    def expected(self) -> Update:
+        """Return an update of the form that every client's has in this round; its values do not count."""
+        return Update(self.source, form_of(self.descriptor, self._network, self.roster.classes), 0)
 
     def required_descriptor(self, updates: Updates) -> Tensor:
         """Return the round's descriptors [N, *shape].
@@ -373,7 +379,7 @@ class PersonalizedStrategy(Strategy):
         round_ = self._round
         limits = Limits(self.roster.classes, self.config.aggregate_every, self.largest_slot())
         read = read_replies(round_, replies, self._asked_by, limits)
-        rejected = screen(read)
+        rejected = screen(read, self.expected()) if read else {}
         round_.missing |= rejected
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
         for client, reason in sorted(round_.missing.items()):

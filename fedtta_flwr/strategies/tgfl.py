@@ -9,12 +9,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedtta_flwr.errors import FederationError
-from fedtta_flwr.phases import MEASURE, phase_of
+from fedtta_flwr.phases import MEASURE, TRAIN, phase_of
 from fedtta_flwr.records import CLIENTS, STATISTICS
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.rounds import Round
-from fedtta_flwr.strategies.updates import State, Updates
+from fedtta_flwr.strategies.updates import State, Update, Updates
 
 
 class TGFL(PersonalizedStrategy):
@@ -40,6 +39,12 @@ class TGFL(PersonalizedStrategy):
 
     descriptor = STATISTICS
     selective = False
+
+    def expected(self) -> Update:
+        """Return the network where clients train, the statistics where they measure, and nothing where they predict."""
+        phase = phase_of(self.config, self._round.number)
+        network = {name: t for name, t in self.source.items() if name not in (STATISTICS, CLIENTS)}
+        return Update(network if phase == TRAIN else {}, self.source[STATISTICS] if phase == MEASURE else None, 0)
 
     def collaboration_matrix(self, updates: Updates) -> Tensor:
         """Return W [N, N], each entry 1/N."""
@@ -99,9 +104,8 @@ class TGFL(PersonalizedStrategy):
 
     def _share_statistics(self, updates: Updates) -> None:
         """Give the mean of what was measured to all, and its N; 0 to those who are not in it."""
-        if updates.descriptor is None:
-            raise FederationError(f"round {updates.round}: the clients sent no {self.descriptor!r} descriptor")
-        mean, number, none = updates.descriptor.mean(dim=0), torch.tensor(float(len(updates))), torch.zeros(())
+        mean = self.required_descriptor(updates).mean(dim=0)
+        number, none = torch.tensor(float(len(updates))), torch.zeros(())
         for client in self.config.client_names():
             there = number if client in updates.clients else none
             self.personal[client] = self.personal.get(client, self.source) | {STATISTICS: mean, CLIENTS: there}

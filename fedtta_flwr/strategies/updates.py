@@ -1,6 +1,6 @@
 """A round's replies as stacked tensors: screening, and mixing. Pure torch."""
 
-from collections import Counter
+import math
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +10,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 BLOCK = 65_536  # columns of [N, P] that are mixed at once: more gains nothing, and fewer would have to be copied back
+LARGEST = 1e18  # that a client may send: squares of much more are no float32, and one client must end nobody's run
 
 
 @dataclass(frozen=True)
@@ -61,42 +62,38 @@ class Update:
     descriptor: Tensor | None
     examples: int
 
+    def described(self) -> State:
+        """Return the descriptor by its name, if there is one."""
+        return {} if self.descriptor is None else {"descriptor": self.descriptor}
 
-def screen(updates: Mapping[str, Update]) -> dict[str, str]:
+
+def screen(updates: Mapping[str, Update], expected: Update) -> dict[str, str]:
     """Return the reason for each client whose update cannot take part.
 
-    Left out are: tensors that differ in name, shape or dtype from those of most clients, non-finite entries, and
-    negative variances. (A variance of zero is that of a constant channel; BatchNorm's epsilon copes with it.)
+    Left out are: tensors that differ in name, shape or dtype from those that were asked for, entries that are not
+    finite or beyond `LARGEST`, and negative variances. (A variance of zero is that of a constant channel; BatchNorm's
+    epsilon copes with it.)
 
     Parameters
     ----------
     updates : mapping of str to Update
         By client name.
+    expected : Update
+        One of the right form, wherever its tensors are; their values do not count.
 
     Returns
     -------
     dict of str to str
         Client name -> one line.
     """
+    state, descriptor = (
+        {name: form(t.detach().cpu()) for name, t in part.items()} for part in (expected.state, expected.described())
+    )
     rejected: dict[str, str] = {}
-    tensors = {
-        client: update.state | ({"descriptor": update.descriptor} if update.descriptor is not None else {})
-        for client, update in updates.items()
-    }
-    forms = {
-        client: frozenset((name, tuple(t.shape), str(t.dtype)) for name, t in state.items())
-        for client, state in tensors.items()
-    }
-    if not forms:
-        return rejected
-    # The most common form; among equally common ones that of the first client in order.
-    usual = Counter(forms[client] for client in sorted(forms)).most_common(1)[0][0]
-    for client, state in tensors.items():
-        if forms[client] != usual:
-            names = sorted({name for name, *_ in forms[client] ^ usual})
-            rejected[client] = f"other names, shapes or dtypes than most clients: {', '.join(names[:3])}"
-            continue
-        if (fault := _unsound(state)) is not None:
+    for client, update in updates.items():
+        fault = check_states(update.state, state, "what was asked for", LARGEST)
+        # Apart: a state may have a tensor of that name.
+        if fault := fault or check_states(update.described(), descriptor, "what was asked for", LARGEST):
             rejected[client] = fault
     return rejected
 
@@ -224,24 +221,30 @@ def form(t: object) -> str:
     return f"{t.dtype} {list(t.shape)} on {t.device}{' with a gradient' if t.requires_grad else ''}"
 
 
-def check_states(states: object, forms: Mapping[str, str]) -> str | None:
-    """Return what is wrong with states that a method made of the clients' own, which were of these forms, or None."""
+def check_states(
+    states: object, forms: Mapping[str, str], like: str = "updates.state", largest: float = math.inf
+) -> str | None:
+    """Return what is wrong with states that shall be of these forms, those of `like`, and no larger, or None."""
     if not isinstance(states, Mapping):
         return f"{type(states).__name__}, expected tensors by name: return a dict"
     if states.keys() != forms.keys():
         names = ", ".join(sorted(map(str, states.keys() ^ forms.keys()))[:3])
-        return f"{len(states)} tensors, expected the {len(forms)} of updates.state; first that differ: {names}"
+        return f"{len(states)} tensors, expected the {len(forms)} of {like}; first that differ: {names}"
     for name, expected in forms.items():
         if (found := form(states[name])) != expected:
-            return f"{name} is {found}, expected {expected}, as in updates.state"
-    return _unsound(states)
+            return f"{name} is {found}, expected {expected}, as in {like}"
+    return _unsound(states, largest)
 
 
-def _unsound(state: Mapping[str, Tensor]) -> str | None:
-    """Return the first tensor that no network can work with, and why, or None."""
+def _unsound(state: Mapping[str, Tensor], largest: float = math.inf) -> str | None:
+    """Return the first tensor that no network can work with, and why, or None; variances may reach the square."""
     for name, t in state.items():
-        if not t.isfinite().all():
+        # One pass over all that was sent, without a copy; both ends are NaN where an entry is.
+        low, high = (end.item() for end in t.aminmax()) if t.numel() else (0.0, 0.0)
+        if not (math.isfinite(low) and math.isfinite(high)):
             return f"{name} is not finite"
-        if is_variance(name) and (t < 0).any():
+        if is_variance(name) and low < 0:
             return f"{name} is negative"
+        if max(-low, high) > (allowed := largest**2 if is_variance(name) else largest):
+            return f"{name} reaches {max(-low, high):.2g}, allowed: {allowed:.0e}"
     return None

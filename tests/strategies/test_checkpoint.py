@@ -1,5 +1,6 @@
 """A killed run that resumes ends as one that was never killed, for every strategy and kinds of adapters."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
-from fedtta_flwr.files import read_tensors
+from fedtta_flwr.files import read_tensors, write_tensors
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.server import federation
@@ -114,6 +115,25 @@ def test_without_a_state_dir_clients_go_on_with_what_the_server_knows(start: Cal
     assert found["finished"]
     assert [line["forgot"] for line in found["lines"]] == [[], [], CLIENTS, []]
     assert [line["samples"] for line in found["lines"]] == [20] * 4  # nobody began anew
+
+
+def test_a_client_without_room_takes_part_and_is_forgotten_only_where_the_run_resumes(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, *content: Any) -> None:
+        if path.name.startswith("client-01"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tensors(path, *content)
+
+    monkeypatch.setattr("fedtta_flwr.memory.write_tensors", write)
+    whole = result(start("whole", adapter="tent"))
+    assert [line["samples"] for line in whole["lines"]] == [20] * 4
+    assert whole["screened"] == {}
+    broken = start("broken", 3, adapter="tent")
+    start("broken", resume=str(broken), adapter="tent")
+    found = result(broken)
+    assert [line["forgot"] for line in found["lines"]] == [[], [], ["client-01"], []]
+    assert [line["samples"] for line in found["lines"]] == [20] * 4
 
 
 def test_a_new_run_of_the_same_config_finds_nothing_of_the_old_one(start: Callable[..., Path]) -> None:

@@ -1,5 +1,6 @@
 """Two heads through the same apps as all else: what travels, what is averaged, who is absent, who was killed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fedtta_flwr.strategies.rounds import Round
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.strategies.updates import Updates
 from fedtta_flwr.tgfl import HeadBench, visit_heads
-from tests.conftest import LocalRun
+from tests.conftest import LocalRun, RecordingGrid
 from tests.strategies.test_checkpoint import Killed, KilledAfter, result
 
 #: a head of one's own that remembers how many samples of the set it has seen, and mixes by it
@@ -250,6 +251,39 @@ def test_below_the_quorum_everybody_keeps_what_was_shared(strategy: TGFL) -> Non
     assert all(state["w"].tolist() == [2.0, -2.0] for state in strategy.personal.values())
     assert strategy.unmixed(updates(3, [0], torch.tensor([[0.5, 0.5, 0.5]]))) == {}
     assert strategy.personal["client-00"]["statistics"].tolist() == [0.5] * 3
+
+
+def test_what_is_expected_is_what_the_phase_asks_for(strategy: TGFL) -> None:
+    found = {}
+    for number in (1, 2, 3, 4, 8):  # 2 of training, 1 of measuring, 5 of predicting
+        strategy._round = Round(number)
+        expected = strategy.expected()
+        found[number] = list(expected.state), expected.descriptor is not None
+    assert found == {1: (["w"], False), 2: (["w"], False), 3: ([], True), 4: ([], False), 8: ([], False)}
+
+
+class Meddler(RecordingGrid):
+    """Client 0, a node of its own, sends another network with every reply, and other statistics."""
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            info = reply.content.config_records.get(INFO)
+            if info is not None and info["clients"] == ["client-00"]:
+                info["updated"], info["samples"] = ["client-00"], [10**6]
+                reply.content[STATE] = to_arrays({"global_head.weight": torch.zeros(1, 3)})
+                reply.content["descriptor"] = to_arrays({"descriptor": torch.zeros(1, 7)})
+        return replies
+
+
+def test_nobody_may_send_what_the_phase_does_not_ask_for(
+    apps: tuple[Any, Any], heads: dict[str, Any], tiny_config: Any, tmp_path: Path
+) -> None:
+    config = tiny_config(**heads, **{"output-dir": str(tmp_path / "run"), "num-clients": 2})
+    Meddler(apps[1], config.to_flat(), 2).run_server(apps[0])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [list(line["screened"]) for line in lines] == [["client-00"]] * ROUNDS
+    assert [line["clients"] for line in lines] == [1] * ROUNDS
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedtta_flwr.records import unstack
 from fedtta_flwr.strategies.updates import (
     Update,
     check_row_stochastic,
@@ -40,9 +41,13 @@ def lacking(name: str) -> Update:
 
 
 def test_good_updates_pass() -> None:
-    assert screen({}) == {}
-    assert screen({"a": update()}) == {}
-    assert screen({"a": update(-1e30), "b": update(1e30), "c": update(var=0.0)}) == {}
+    assert screen({}, update()) == {}
+    assert screen({"a": update()}, update(math.nan)) == {}  # only the form of what is expected counts
+    assert screen({"a": update(-9e17), "b": update(9e17), "c": update(var=0.0), "d": update(var=9e35)}, update()) == {}
+    assert screen({"a": update(descriptor=False)}, update(descriptor=False)) == {}
+    assert screen({"a": Update({}, None, 5)}, Update({}, None, 0)) == {}  # an adapter of which nothing travels
+    empty = altered("bn.running_mean", torch.zeros(0))
+    assert screen({"a": empty}, empty) == {}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,17 @@ def test_good_updates_pass() -> None:
         (Update(update().state, torch.tensor([0.0, float("nan")]), 5), "descriptor is not finite"),
         (update(descriptor=False), "descriptor"),
         (Update(update().state, torch.zeros(3), 5), "descriptor"),
+        (update(3.4e38), r"bn.running_mean reaches 3.4e+38, allowed: 1e+18"),
+        (update(-2e18), "bn.running_mean reaches 2e+18"),
+        (update(var=2e36), "bn.running_var reaches 2e+36, allowed: 1e+36"),
+        (Update(update().state, torch.tensor([0.0, 2e18]), 5), "descriptor reaches 2e+18"),
+        (Update(update().state, torch.zeros(2, dtype=torch.int64), 5), "descriptor"),
+        (Update(update().state, torch.zeros(2, dtype=torch.complex64), 5), "descriptor"),
+        (Update({}, update().descriptor, 5), "0 tensors, expected the 2 of what was asked for"),
+        (altered("descriptor", torch.zeros(2)), "first that differ: descriptor"),
+        (Update(update().state | {"descriptor": torch.zeros(2)}, None, 5), "first that differ: descriptor"),
+        (altered("bn.running_mean", torch.zeros(3, dtype=torch.complex64)), "bn.running_mean"),
+        (altered("bn.running_mean", torch.zeros(3, dtype=torch.int32)), "bn.running_mean"),
         (lacking("bn.running_var"), "bn.running_var"),
         (altered("secret", torch.zeros(1)), "secret"),
         (altered("bn.running_mean", torch.zeros(4)), "bn.running_mean"),
@@ -64,22 +80,38 @@ def test_good_updates_pass() -> None:
 def test_a_bad_update_is_named_with_its_reason_and_no_other(bad: Update, reason: str) -> None:
     for name in ("a", "b", "z"):  # wherever it stands in the order
         others = {client: update(float(i)) for i, client in enumerate("bcd" if name != "b" else "acd")}
-        rejected = screen(others | {name: bad})
+        rejected = screen(others | {name: bad}, update())
         assert list(rejected) == [name]
         assert reason in rejected[name]
         assert "\n" not in rejected[name]
 
 
 def test_only_a_variance_must_not_be_negative() -> None:
-    assert screen({"a": altered("weight", torch.tensor([-1.0])), "b": altered("weight", torch.tensor([1.0]))}) == {}
-    assert screen({"a": update(-1.0), "b": update(-2.0)}) == {}
+    weights = {client: altered("weight", torch.tensor([value])) for client, value in [("a", -1.0), ("b", 1.0)]}
+    assert screen(weights, weights["a"]) == {}
+    assert screen({"a": update(-1.0), "b": update(-2.0)}, update()) == {}
 
 
-def test_most_clients_decide_and_the_first_name_breaks_a_tie() -> None:
+def test_clients_have_no_vote_on_the_form() -> None:
     wide = altered("bn.running_mean", torch.zeros(4))
-    assert list(screen({"a": wide, "b": update(), "c": update()})) == ["a"]
-    assert list(screen({"a": update(), "b": wide, "c": wide})) == ["a"]
-    assert list(screen({"b": update(), "a": wide})) == ["b"]
+    assert list(screen({"a": wide, "b": wide, "c": update()}, update())) == ["a", "b"]
+    assert list(screen({"a": wide}, update())) == ["a"]
+    assert screen({"a": wide}, wide) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("moments", [False, True])
+def test_what_screening_lets_pass_is_finite_when_mixed_and_passes_again(dtype: torch.dtype, moments: bool) -> None:
+    def at(mean: float, var: float) -> Update:
+        state = {"bn.running_mean": torch.full((3,), mean).to(dtype), "bn.running_var": torch.full((3,), var).to(dtype)}
+        return Update(state, None, 5)
+
+    updates = {"a": at(-9.9e17, 9.9e35), "b": at(0.0, 1.0), "c": at(0.1, 0.5)}
+    assert screen(updates, at(0.0, 1.0)) == {}
+    for seed in range(20):
+        mixed = mix(random_weights(3, seed), stack_updates(1, updates, ()).state, moments=moments)
+        again = {client: Update(unstack(mixed, i), None, 5) for i, client in enumerate("abc")}
+        assert screen(again, at(0.0, 1.0)) == {}
 
 
 def test_stacking_is_in_the_order_of_names() -> None:
