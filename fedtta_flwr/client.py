@@ -122,7 +122,7 @@ def _visit_all(
 ) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
-    rolled_back = bench.rolled_back
+    steps, rolled_back = bench.steps, bench.rolled_back
     visited: list[Visited] = []
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
@@ -154,6 +154,7 @@ def _visit_all(
                     "late-domains": [v.late_domain for v in visited],
                     "late-rounds": [v.late_round for v in visited],
                     "round": request["round"],
+                    "steps": bench.steps - steps,
                     "rolled-back": bench.rolled_back - rolled_back,
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }

@@ -57,6 +57,11 @@ class Workbench:
         return self.test_set.classes
 
     @property
+    def steps(self) -> int:
+        """How many steps the adapter has taken so far."""
+        return self.adapter.steps
+
+    @property
     def rolled_back(self) -> int:
         """How many steps the adapter has taken back so far."""
         return self.adapter.rolled_back
