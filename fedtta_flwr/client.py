@@ -15,6 +15,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
+from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -128,7 +129,8 @@ def _visit_all(
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
             if isinstance(bench, Workbench):
-                visited.append(_visit_one(bench, client, request, own, memory))
+                with plugin_code(bench.config.adapter):
+                    visited.append(_visit_one(bench, client, request, own, memory))
             else:
                 from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
 
