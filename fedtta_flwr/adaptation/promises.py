@@ -45,17 +45,17 @@ class StepCheck:
     def __init__(self, adapter: object, model: nn.Module) -> None:
         self._adapter = _named(adapter)
         self._model = model
-        self._classes = 0
+        self._logits: list[int] | None = None  # the form of one image's
         #: while the first step is not known to be good: the places of all tensors, copies of the undeclared ones
         self._places: dict[str, int] = {}
         self._undeclared: dict[str, Tensor] = {}
 
     def before(self, x: Tensor, declared: Iterable[Tensor]) -> None:
         """See the model and the batch [B, C, H, W] before a step that may change the declared tensors."""
-        if self._classes:
+        if self._logits is not None:
             return
         with torch.inference_mode():
-            self._classes = self._model(x[:1]).shape[-1]
+            self._logits = list(self._model(x[:1]).shape[1:])
         tensors, storages = _tensors(self._model), {_storage(t) for t in declared}
         self._places = {name: t.data_ptr() for name, t in tensors.items()}
         self._undeclared = {name: t.clone() for name, t in tensors.items() if _storage(t) not in storages}
@@ -68,7 +68,7 @@ class StepCheck:
         ConfigError
             If it returned no logits [B, K], replaced a tensor of the model's, or changed one that is not declared.
         """
-        expected = [len(x), self._classes]
+        expected = [len(x), *(self._logits or ())]
         if not (isinstance(logits, Tensor) and logits.is_floating_point() and list(logits.shape) == expected):
             found = type(logits).__name__
             if isinstance(logits, Tensor):
