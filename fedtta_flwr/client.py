@@ -15,6 +15,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
+from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -122,13 +123,14 @@ def _visit_all(
 ) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
-    rolled_back = bench.rolled_back
+    steps, rolled_back = bench.steps, bench.rolled_back
     visited: list[Visited] = []
     for client in clients:
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
             if isinstance(bench, Workbench):
-                visited.append(_visit_one(bench, client, request, own, memory))
+                with plugin_code(bench.config.adapter):
+                    visited.append(_visit_one(bench, client, request, own, memory))
             else:
                 from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
 
@@ -154,6 +156,7 @@ def _visit_all(
                     "late-domains": [v.late_domain for v in visited],
                     "late-rounds": [v.late_round for v in visited],
                     "round": request["round"],
+                    "steps": bench.steps - steps,
                     "rolled-back": bench.rolled_back - rolled_back,
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }

@@ -9,11 +9,12 @@ from pathlib import Path
 from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
-from fedtta_flwr.adaptation.objectives import takes_gradient_steps
+from fedtta_flwr.adaptation.objectives import takes_gradient_steps, terms_from
 from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
+from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
@@ -23,7 +24,7 @@ from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.tgfl import HeadBench, check_heads
 from fedtta_flwr.tracking.observer import Tracking, check_trackers, make_trackers
-from fedtta_flwr.workbench import make_adapter
+from fedtta_flwr.workbench import check_descriptor, make_adapter
 
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
@@ -70,6 +71,21 @@ def check_same(directory: Path, config: RunConfig) -> None:
         )
 
 
+def check_requests(strategy: PersonalizedStrategy) -> None:
+    """Find out whether clients can do what a strategy will ask them for.
+
+    Raises
+    ------
+    ConfigError
+        If not; it names the strategy.
+    """
+    try:
+        check_descriptor(strategy.descriptor, strategy.descriptor_options)
+        terms_from(strategy.objectives)
+    except ConfigError as error:
+        raise ConfigError(f"strategy = {strategy.config.strategy!r}: {error}") from None
+
+
 @contextmanager
 def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrategy]:
     """Give the strategy of a run config, which writes a run directory and prints its progress.
@@ -90,7 +106,9 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     if isinstance(begin, HeadBench):
         strategy.source = begin.adapted_state()
     else:
-        strategy.prepare(begin)
+        with plugin_code(config.strategy):
+            strategy.prepare(begin)
+        check_requests(strategy)
         if strategy.objectives and not takes_gradient_steps(begin):
             terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
             log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
@@ -101,7 +119,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     if strategy.selective and strategy.source:  # where nothing travels, nobody misses a choice
         strategy.observers.append(Watch())
     try:
-        yield strategy
+        with plugin_code(config.strategy, strategy.where):
+            yield strategy
     except BaseException:
         try:
             directory.close(finished=False)

@@ -55,7 +55,7 @@ class HeadBench:
         As `open_benchmark`; or model or head cannot be used.
     """
 
-    rolled_back = 0  # nobody takes a step back here
+    steps = rolled_back = 0  # nobody takes a step back here
 
     def __init__(self, config: RunConfig) -> None:
         cpu.prepare(config.threads)

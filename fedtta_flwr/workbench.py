@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fedtta_flwr import cpu
 from fedtta_flwr.adaptation.base import Adapter, classifier
 from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, terms_from
-from fedtta_flwr.config import RunConfig
+from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
 from fedtta_flwr.data.datasets import CLEAN
@@ -57,6 +58,11 @@ class Workbench:
         return self.test_set.classes
 
     @property
+    def steps(self) -> int:
+        """How many steps the adapter has taken so far."""
+        return self.adapter.steps
+
+    @property
     def rolled_back(self) -> int:
         """How many steps the adapter has taken back so far."""
         return self.adapter.rolled_back
@@ -88,13 +94,12 @@ class Workbench:
         """
         if not descriptor:
             return None
-        if descriptor not in DESCRIPTORS:
-            raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: {', '.join(DESCRIPTORS)}, or none")
-        return DESCRIPTORS[descriptor](self, options, x)
+        check_descriptor(descriptor)
+        return DESCRIPTORS[descriptor](self, DESCRIPTOR_OPTIONS | dict(options), x)
 
     def noise(self, options: Mapping[str, Any], x: Tensor) -> Tensor:
         """Return noise [M, C, H, W] of the form of x: shared by all, or as often drawn anew as is asked for."""
-        parts = {"each-round": ["round"], "each-client": ["round", "client"]}.get(str(options.get("redraw")), [])
+        parts = REDRAW[options["redraw"]]
         purpose = [options[part] for part in parts]
         samples, (c, h, w) = int(options["samples"]), x.shape[1:]
         make = partial(noise_images, self.config.seed, samples, (c, h, w), *purpose)
@@ -126,6 +131,33 @@ DESCRIPTORS: dict[str, Callable[[Workbench, Mapping[str, Any], Tensor], Tensor]]
     "feature-mean": lambda b, o, x: mean_features(b.source, b.head(b.source), x),
     "bn-statistics": lambda b, o, x: bn_statistics(b.adapter.model, x),
 }
+#: options of a descriptor, with their defaults: how many shared images, how often noise is drawn anew, and whether it
+#: is taken before a client adapts
+DESCRIPTOR_OPTIONS: dict[str, Scalar] = {"samples": 64, "redraw": "never", "lagged": False}
+#: on what noise depends
+REDRAW: dict[str, list[str]] = {"never": [], "each-round": ["round"], "each-client": ["round", "client"]}
+
+
+def check_descriptor(descriptor: object, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Find out whether clients can be asked for a descriptor; an empty one asks for none.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of this name, or an option is not one of `DESCRIPTOR_OPTIONS`.
+    """
+    if descriptor not in ("", *DESCRIPTORS):
+        raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: {', '.join(DESCRIPTORS)}, or '' for none")
+    for key, value in options.items():
+        allowed = {
+            "samples": ("a whole number above 0", type(value) is int and value > 0),
+            "redraw": (", ".join(REDRAW), value in list(REDRAW)),
+            "lagged": ("True, False", isinstance(value, bool)),
+        }
+        if key not in allowed:
+            raise ConfigError(f"descriptor_options: {key!r} is unknown; allowed: {', '.join(allowed)}")
+        if not allowed[key][1]:
+            raise ConfigError(f"descriptor_options: {key} = {value!r}; allowed: {allowed[key][0]}")
 
 
 _workbenches: dict[tuple[object, ...], "Workbench | HeadBench"] = {}

@@ -245,7 +245,7 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert not content.metric_records
         assert set(info.keys()) == {
             "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
-            "rolled-back", "forgot", "started", "ended", "peak-memory", "peak-cuda",
+            "steps", "rolled-back", "forgot", "started", "ended", "peak-memory", "peak-cuda",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 640
         state = arrays_of(content, STATE)
@@ -434,8 +434,8 @@ def test_a_visit_that_fails_leaves_every_memory_untouched(tiny_config: Callable[
     assert list(found) == CLIENTS[:2]
     assert all("palm-lines" in text for text in found.values())
     assert node.memory() == before
-    with pytest.raises(KeyError):  # and what is no fault of the user's
-        node.visit(CLIENTS[:2], descriptor="noise-logits")
+    with pytest.raises(ValueError, match="many"):  # and what is no fault of the user's
+        node.visit(CLIENTS[:2], descriptor="noise-logits", **{"descriptor.samples": "many"})
     assert node.memory() == before
 
     again, expected = node.visit(CLIENTS[:2], state), calm.visit(CLIENTS[:2], state_for(expected_first))

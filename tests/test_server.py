@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.server import federation, make_strategy
 from fedtta_flwr.strategies.fedctta import FedCTTA
 
@@ -76,6 +76,59 @@ class Undefined(Local):
     def personalize(self, updates):
         return {name: t * torch.nan for name, t in updates.state.items()}
 
+class RaisingLate(Local):
+    def collaboration_matrix(self, updates):
+        if updates.round == 2:
+            broken(0)
+        return super().collaboration_matrix(updates)
+
+class Remembering(Local):
+    def memory(self):
+        return {"history": [1, 2]}
+
+class RememberingNothing(Local):
+    def memory(self):
+        return None
+
+class Undescribed(Local):
+    def collaboration_matrix(self, updates):
+        return self.required_descriptor(updates)
+
+class Described(Local):
+    descriptor = "noise-logits"
+
+    def collaboration_matrix(self, updates):
+        assert self.required_descriptor(updates).shape == (len(updates), 10)
+        return super().collaboration_matrix(updates)
+
+class Misspelt(Local):
+    descriptor = "noise-logit"
+
+class MisspeltOption(Local):
+    descriptor = "noise-logits"
+    descriptor_options = {"sample": 4}
+
+class NoSamples(Local):
+    descriptor = "noise-logits"
+    descriptor_options = {"samples": 0}
+
+class MisspeltTerm(Local):
+    objectives = {"fedprx.mu": 0.1}
+
+class MisspeltSetting(Local):
+    objectives = {"fedprox.m": 0.1}
+
+class NoNumber(Local):
+    objectives = {"fedprox.mu": "a"}
+
+class Unprepared(Local):
+    def prepare(self, adapter):
+        broken(0)
+
+class RaisingStep(Source):
+    def step(self, x):
+        return broken(0)
+
 class Learned(Local):
     def collaboration_matrix(self, updates):
         return torch.softmax(torch.zeros(4, 4, requires_grad=True), dim=1)
@@ -100,6 +153,16 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         ("strategy Forgetful", r"Forgetful.*super\(\)\.__init__\(config\)"),
         ("strategy Choosy", r"^choosy\.share = 2: allowed: 0 to 1$"),
         ("strategy RaisingAdapter", r"RaisingAdapter.*no subclass of fedtta_flwr\.strategies\.base\."),
+        (
+            "strategy Misspelt",
+            r"Misspelt': descriptor 'noise-logit': unknown; allowed: noise-logits, .* or '' for none$",
+        ),
+        ("strategy MisspeltOption", r"MisspeltOption': descriptor_options: 'sample' is unknown; allowed: samples, "),
+        ("strategy NoSamples", r"NoSamples': descriptor_options: samples = 0; allowed: a whole number above 0$"),
+        ("strategy MisspeltTerm", r"MisspeltTerm': objectives: 'fedprx\.mu' is unknown; allowed: fedprox\.mu, "),
+        ("strategy MisspeltSetting", r"objectives: 'fedprox\.m' is unknown; allowed: fedprox\.mu, "),
+        ("strategy NoNumber", r"NoNumber': objectives: fedprox\.mu = 'a'; allowed: a finite number$"),
+        ("strategy Unprepared", r"^Unprepared\.prepare raised ZeroDivisionError: .* \(broken_plugin\.py, line 10\)$"),
         ("adapter RaisingAdapter", r"RaisingAdapter\(ResNet, NoOptions\) raised AttributeError: .*nothing"),
         ("adapter Raising", r"Raising.*no subclass of fedtta_flwr\.adaptation\.base\.Adapter"),
     ],
@@ -107,7 +170,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 def test_a_plugin_that_cannot_be_made_is_one_line_before_anything_begins(broken, tmp_path, override, words) -> None:
     kind, name = override.split()
     config = {kind: f"broken_plugin:{name}", "output-dir": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match=words) as caught, federation(config):
+    with pytest.raises(FedTTAError, match=words) as caught, federation(config):
         pytest.fail("the run began")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -127,13 +190,42 @@ def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch:
     [
         ("Matrix", r"^round 1: Matrix's collaboration matrix: a row sums to .* divide each by its sum$"),
         ("Half", r"^round 1: Half's collaboration matrix: torch\.float16, expected torch\.float32"),
+        (
+            "RaisingLate",
+            r"^round 2: RaisingLate\.collaboration_matrix raised ZeroDivisionError: .* \(\S+\.py, line 10\)$",
+        ),
+        (
+            "Remembering",
+            r"^round 1: Remembering\.memory returned list for 'history', expected tensors by name; make it",
+        ),
+        ("RememberingNothing", r"^round 1: RememberingNothing\.memory returned NoneType, expected tensors by name"),
+        ("Undescribed", r"^round 1: Undescribed names no descriptor; set its class attribute `descriptor`, e\.g\."),
         ("Undefined", r"^round 1: Undefined\.personalize: .*running_mean is not finite"),
     ],
 )
 def test_a_plugin_that_makes_what_nobody_can_use_ends_the_run_with_one_line(broken, run_local, name, words) -> None:
     with pytest.raises(FederationError, match=words) as caught:
-        run_local(strategy=f"broken_plugin:{name}", scores="")
+        run_local(strategy=f"broken_plugin:{name}", scores="", **{"checkpoint-every": 1})
     assert "\n" not in str(caught.value)
+
+
+def test_what_an_adapter_raises_is_logged_once_from_its_own_code_on(broken, run_local, warned) -> None:
+    words = r"client-00: RaisingStep\.step raised ZeroDivisionError: division by zero \(broken_plugin\.py, line 10\)$"
+    with pytest.raises(FederationError, match=words):
+        run_local(adapter="broken_plugin:RaisingStep", strategy="local", scores="")
+    logged = [line for line in warned if line.startswith("Traceback")]
+    assert len(logged) == 1
+    assert "in step" in logged[0].splitlines()[1]
+
+
+def test_what_raises_in_a_strategy_that_ships_is_no_fault_of_the_users(monkeypatch, run_local) -> None:
+    monkeypatch.setattr(FedCTTA, "collaboration_matrix", lambda self, updates: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_local(scores="")
+
+
+def test_a_descriptor_needs_no_options(broken, run_local) -> None:
+    assert run_local(strategy="broken_plugin:Described", scores="", rounds=1).summary["finished"]
 
 
 def test_a_matrix_may_come_from_what_learns(broken, run_local) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedtta_flwr.adaptation.promises import StepCheck, check_own
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.options import Options
 from fedtta_flwr.seeding import torch_rng
@@ -22,8 +23,8 @@ class Adapter(ABC):
 
     A method implements `select`, which names the tensors that it may change, and `step`, which changes them. What it
     remembers beside them (moments, memories, averages) it declares with `keep` in its constructor. The base class
-    keeps the promises that hold for all: names, shapes and dtypes are fixed from construction on, and a step that
-    ends in anything non-finite is undone.
+    keeps the promises that hold for all: names, shapes and dtypes are fixed from construction on, a step that ends in
+    anything non-finite is undone, and one that changes what is not declared is refused (`promises`).
 
     Parameters
     ----------
@@ -34,8 +35,8 @@ class Adapter(ABC):
 
     Attributes
     ----------
-    rolled_back : int
-        Steps undone so far because their result was not finite.
+    steps, rolled_back : int
+        Steps taken so far, and those of them that were undone because their result was not finite.
     identity : tuple
         The run's seed and whom the adapter serves; every random draw depends on it (`generator`). Whoever serves
         several clients with one adapter sets it before each.
@@ -46,10 +47,12 @@ class Adapter(ABC):
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model = model.eval().requires_grad_(False)
         self.options = options
-        self.rolled_back = 0
+        self.steps = self.rolled_back = 0
         self.identity: tuple[str | int, ...] = (0,)
         self.objectives: Objectives | None = None
         self._adapted: State = {name: t.detach() for name, t in self.select().items()}
+        check_own(self, self.model, self._adapted)
+        self._check = StepCheck(self, self.model)
         self._live = list(self._adapted.values())
         self._local: State = {}
         self._initial: State = {}
@@ -75,6 +78,11 @@ class Adapter(ABC):
 
         A step whose logits, adapted or local tensors are not finite is undone: both states are as before, the logits
         are those of `predict`, and `rolled_back` counts one more.
+
+        Raises
+        ------
+        ConfigError
+            If the step returned no logits, or the first one changed what is not declared.
         """
         if len(x) == 0:
             return self.predict(x)
@@ -82,7 +90,11 @@ class Adapter(ABC):
         self._back_up(live)
         if self.objectives is not None:
             self.objectives.begin_step(x)
-        logits = self.step(x).detach()
+        self._check.before(x, live)
+        logits = self.step(x)
+        self._check.after(x, logits)
+        logits = logits.detach()
+        self.steps += 1
         if self.objectives is not None:
             self.objectives.end_step()
         if _all_finite([logits, *live]):

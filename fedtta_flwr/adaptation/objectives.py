@@ -10,9 +10,10 @@ step on (a batch of more than 64 samples may bring one with `rotta` and `note`),
 is taken beside the parameters.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ Term = Callable[[Present], Tensor]
 #: terms that need the client's own parameters of the last round
 NEED_PREVIOUS = (Moon, PFedSD)
 #: how a strategy names them
-TERMS: dict[str, Callable[..., Term]] = {
+TERMS: dict[str, type[FedProx | FedAMP | PFedGraph | Moon | PFedSD]] = {
     "fedprox": FedProx,
     "fedamp": FedAMP,
     "pfedgraph": PFedGraph,
@@ -149,22 +150,24 @@ def takes_gradient_steps(adapter: Adapter) -> bool:
     return getattr(adapter, "optimizer", None) is not None
 
 
-def terms_from(named: Mapping[str, float]) -> list[Term]:
+def terms_from(named: Mapping[str, Any]) -> list[Term]:
     """Return the terms that a strategy names with their settings: ``{"moon.mu": 1.0, "moon.temperature": 0.5}``.
 
     Raises
     ------
     ConfigError
-        If there is no such term or setting.
+        If there is no such term or setting, or it is no number.
     """
+    allowed = [f"{term}.{setting.name}" for term, kind in TERMS.items() for setting in fields(kind)]
     settings: dict[str, dict[str, float]] = {}
     for key, value in named.items():
+        if key not in allowed:
+            raise ConfigError(f"objectives: {key!r} is unknown; allowed: {', '.join(allowed)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"objectives: {key} = {value!r}; allowed: a finite number")
         term, _, setting = key.partition(".")
         settings.setdefault(term, {})[setting] = value
-    try:
-        return [TERMS[term](**given) for term, given in settings.items()]
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"objectives {', '.join(named)}: {error}; allowed: settings of {', '.join(TERMS)}") from None
+    return [TERMS[term](**given) for term, given in settings.items()]
 
 
 class Objectives:

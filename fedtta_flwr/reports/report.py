@@ -134,12 +134,14 @@ def _run_figures(run: Run) -> list[Figure]:
 def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
+    undone = run.summary.get("rolled_back") if "steps" in run.summary else 0  # earlier runs did not count their steps
     facts = [
         ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
+        *([("undone", f"{undone} of {run.summary['steps']} steps: their result was not finite")] if undone else []),
         ("started", str(run.about.get("started", ""))),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]

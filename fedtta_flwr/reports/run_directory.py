@@ -118,6 +118,7 @@ class RunDirectory:
             self._totals[f"seconds.{key}"] += value
         self._totals["bytes.up"] += round_.bytes_up
         self._totals["bytes.down"] += round_.bytes_down
+        self._totals["steps"] += round_.steps
         self._totals["rolled-back"] += round_.rolled_back
         for client in round_.missing:
             self._missing[client] += 1
@@ -140,6 +141,8 @@ class RunDirectory:
             "round": round_.number,
             "clients": len(round_.clients),
             "samples": round_.samples,
+            "steps": round_.steps,
+            "rolled_back": round_.rolled_back,
             "accuracy": _micro(self._own),
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
@@ -226,6 +229,7 @@ class RunDirectory:
             "memory": self._memory | {"unit": "bytes, peak of a process"} if self._memory else None,
             "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
             "screened": dict(sorted(self._missing.items())),
+            "steps": int(totals["steps"]),
             "rolled_back": int(totals["rolled-back"]),
         }
 

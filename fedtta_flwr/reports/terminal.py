@@ -3,7 +3,9 @@
 import sys
 import time
 from collections.abc import Mapping
+from logging import WARNING
 
+from flwr.common.logger import log
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +36,7 @@ class Terminal:
         self._directory = directory
         self._rounds = 0
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
+        self._warned = False
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
@@ -46,7 +49,16 @@ class Terminal:
         self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
 
     def on_round(self, round_: Round) -> None:
-        """Print a line if the last one is some seconds old."""
+        """Print a line if the last one is some seconds old; warn of the first round that came to nothing."""
+        if 0 < round_.steps == round_.rolled_back and not self._warned:
+            self._warned = True
+            log(
+                WARNING,
+                "round %d: all %d steps were undone, their result was not finite: look at the adapter's step size, "
+                "or at the data",
+                round_.number,
+                round_.steps,
+            )
         now = time.monotonic()
         if round_.closing or (now - self._printed < EVERY and round_.number != self._rounds):
             return
@@ -74,6 +86,8 @@ class Terminal:
         if summary["screened"]:
             left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
             self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
+        if summary["rolled_back"]:
+            self._say(f"{summary['rolled_back']} of {summary['steps']} steps were undone: their result was not finite")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")

@@ -134,6 +134,29 @@ class PersonalizedStrategy(Strategy):
     def load_memory(self, memory: Mapping[str, Tensor]) -> None:
         """Install what `memory` returned."""
 
+    def remembered(self) -> State:
+        """Return what `memory` returns.
+
+        Raises
+        ------
+        FederationError
+            If that cannot be written.
+        """
+        found: object = self.memory()
+        tensors = found.items() if isinstance(found, Mapping) else [("", found)]
+        for name, t in tensors:
+            if not isinstance(t, Tensor):
+                of = f" for {name!r}" if name else ""
+                raise FederationError(
+                    f"{self.where()}{type(self).__name__}.memory returned {type(t).__name__}{of}, expected tensors by "
+                    f"name; make it one, e.g. with torch.tensor"
+                )
+        return dict(tensors)
+
+    def where(self) -> str:
+        """Return the beginning of a line on what has gone wrong: in which round."""
+        return f"round {self._round.number}: " if self._round.number else ""
+
     def prepare(self, adapter: Adapter) -> None:
         """Learn how every client begins, before the run; a method that needs to know more of the network overrides it.
 
@@ -159,8 +182,13 @@ class PersonalizedStrategy(Strategy):
         Raises
         ------
         FederationError
-            If the clients sent none.
+            If the clients sent none, or were not asked.
         """
+        if not self.descriptor:
+            raise FederationError(
+                f"round {updates.round}: {type(self).__name__} names no descriptor; set its class attribute "
+                f"`descriptor`, e.g. to 'noise-logits' (docs/strategies.md has all)"
+            )
         if updates.descriptor is None:
             raise FederationError(f"round {updates.round}: the clients sent no {self.descriptor!r} descriptor")
         return updates.descriptor

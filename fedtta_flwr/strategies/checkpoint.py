@@ -65,7 +65,7 @@ class Checkpoints:
         kept, about = self._keeper.snapshot()
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
-        tensors |= {f"memory/{name}": t for name, t in strategy.memory().items()}
+        tensors |= {f"memory/{name}": t for name, t in strategy.remembered().items()}
         first, same = dict[int, str](), dict[str, str]()  # what clients share is written once
         for i, client in enumerate(clients):
             for name, t in strategy.personal[client].items():

@@ -113,7 +113,8 @@ def _enter(
     domains = _domains(clients, info)
     histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
     interval = _seconds(info["started"]), _seconds(info["ended"])
-    rolled_back = _whole(info["rolled-back"])
+    steps = _whole(info["steps"], (limits.slots + 1) * len(clients))  # a slot each, and once more to finetune
+    rolled_back = _whole(info["rolled-back"], steps)
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
     updates.update(found)
@@ -122,6 +123,7 @@ def _enter(
     round_.counts += counts
     round_.domains |= domains
     round_.interpolation |= histograms
+    round_.steps += steps
     round_.rolled_back += rolled_back
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received

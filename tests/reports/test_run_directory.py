@@ -55,6 +55,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             clients=("a", "b", "c"),
             weights=first,
             samples=12,
+            steps=3,
             rolled_back=1,
             memory={"client": 70, "server": 30},
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
@@ -76,7 +77,9 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
 
 
 def closing() -> Round:
-    return made_round(3, closing=True, counts=[counts(2, "a", "post", 1)], missing={"b": "gone"}, rolled_back=2)
+    return made_round(
+        3, closing=True, counts=[counts(2, "a", "post", 1)], missing={"b": "gone"}, steps=2, rolled_back=2
+    )
 
 
 def test_a_finished_run(directory: RunDirectory) -> None:
@@ -94,7 +97,8 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert summary["bytes"]["down"] == (0 + 30 + 60) / 6
     assert summary["seconds"] == {"client": 1.5, "server": 0.75, "transport": 0.375, "total": 3.0}
     assert summary["screened"] == {"b": 2}
-    assert summary["rolled_back"] == 3
+    assert (summary["steps"], summary["rolled_back"]) == (5, 3)
+    assert [(line["steps"], line["rolled_back"]) for line in lines] == [(3, 1), (0, 0)]
     assert summary["memory"] == {"client": 70, "server": 40, "unit": "bytes, peak of a process"}
 
     assert [line["round"] for line in lines] == [1, 2]

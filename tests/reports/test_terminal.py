@@ -96,6 +96,19 @@ def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert cells["average"] == ["18.75", "62.50", "87.50"]
 
 
+def test_steps_that_came_to_nothing_are_told(tmp_path: Path, capsys, clock: list[float], warned: list[str]) -> None:
+    tell = observers(tmp_path / "run", 3)
+    tell(made(1, [], steps=4, rolled_back=3))
+    assert warned == []
+    tell(made(2, [], steps=4, rolled_back=4))
+    assert warned == [line for line in warned if line.startswith("round 2: all 4 steps were undone")]
+    tell(made(3, [], steps=4, rolled_back=4))
+    assert len(warned) == 1
+    capsys.readouterr()
+    tell(None)  # type: ignore[arg-type]
+    assert "11 of 12 steps were undone: their result was not finite\n" in capsys.readouterr().out
+
+
 def test_no_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     tell = observers(tmp_path / "run", 1)
     tell(made(1, []))

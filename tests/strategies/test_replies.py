@@ -24,7 +24,7 @@ Make = Callable[[Message], Message]
 
 def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **states: dict[str, Any]) -> Make:
     def make(message: Message) -> Message:
-        usual = {"failed": [], "failures": [], "peak-memory": 0, "peak-cuda": 0}
+        usual = {"failed": [], "steps": 3, "failures": [], "peak-memory": 0, "peak-cuda": 0}
         content = RecordDict({INFO: ConfigRecord(usual | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
@@ -146,7 +146,7 @@ def test_what_each_client_saw() -> None:
 
 def test_totals_of_a_round() -> None:
     round_, _, replies = read(NODE_2, NODE_3)
-    assert round_.rolled_back == 3
+    assert (round_.rolled_back, round_.steps) == (3, 6)
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
     expected = sum(
@@ -224,6 +224,8 @@ def test_a_reply_without_scores_or_descriptor() -> None:
         ({"samples": 5}, "samples is int, expected a list"),
         ({"rolled-back": "x"}, "'x', expected"),
         ({"rolled-back": inf}, "inf, expected"),
+        ({"rolled-back": 4}, "4, expected a whole number from 0 to 3"),
+        ({"steps": 4}, "4, expected a whole number from 0 to 3"),
         ({"peak-memory": inf}, "inf, expected"),
         ({"started": nan}, "nan, expected seconds"),
         ({"ended": inf}, "inf, expected seconds"),
