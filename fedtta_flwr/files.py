@@ -1,8 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that one process at a time writes to."""
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -12,9 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+BESIDE = ".fedtta-tmp"
+STALE = 600.0  # seconds: by then the writer of a temporary file has moved it, or is dead
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place, then move it there: a kill or a full disk leaves the old one whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write a file beside its place, then move it there: a kill or a full disk leaves the old one whole.
+
+    What a kill leaves beside it is removed by who writes to the folder some minutes later.
+    """
+    _sweep(path.parent, time.time() // STALE)
+    beside = path.with_name(f".{path.name}.{os.getpid()}{BESIDE}")
     try:
         with beside.open("wb") as file:
             write(file)
@@ -23,6 +34,18 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=64)
+def _sweep(folder: Path, period: float) -> None:
+    """Remove what killed writers have left in a folder, once in a period.
+
+    Their age tells, not their PID: a folder may be shared with other hosts, and in containers PIDs come again.
+    """
+    for left in folder.glob(f".*{BESIDE}"):
+        with suppress(OSError):  # another process may be faster
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
