@@ -1,15 +1,16 @@
 """Files that are there whole or not at all, and folders that one process at a time writes to."""
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedtta_flwr.errors import CheckpointError
+from fedtta_flwr.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,48 @@ def _sweep(folder: Path, period: float) -> None:
         with suppress(OSError):  # another process may be faster
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
+
+
+@contextmanager
+def locked(folder: Path, option: str, who: str) -> Iterator[None]:
+    """Keep others out of a folder, which is made; if it is still empty at the end, what was made is removed.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    option, who : str
+        For the error message: what named the folder, and who writes there.
+
+    Raises
+    ------
+    ConfigError
+        If another process is in it, or it cannot be made.
+    """
+    made: list[Path] = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot be made: {error.strerror}; name another folder") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{option}: another {who} writes there; wait for its end, or name another folder"
+            ) from None
+        except OSError:
+            pass  # some network file systems know no locks of folders
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # not empty
+                for path in made:
+                    path.rmdir()
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -80,10 +80,7 @@ class RunDirectory:
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Write config.json, and a summary that says that nothing is finished."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output-dir = {str(self.path)!r}: cannot be made: {error.strerror}") from None
+        self.path.mkdir(parents=True, exist_ok=True)
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
         self._timeline = Timeline(clients)

@@ -257,9 +257,7 @@ def test_a_failing_writer_leaves_the_old_file(tmp_path: Path, old: bytes | None)
     assert old is None or path.read_bytes() == old
 
 
-def test_what_killed_writers_left_is_removed_when_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer in another container may have any PID, and one that lives keeps its file young."""
     others = [tmp_path / name for name in (".mine.tmp", "summary.json.fedtta-tmp")]
     for path in others:
