@@ -22,3 +22,7 @@ class CheckpointError(FedTTAError):
 
 class FederationError(FedTTAError):
     """The federation cannot go on: clients missing, failed, or running other code."""
+
+
+class StorageError(FedTTAError):
+    """What a run has found cannot be written."""

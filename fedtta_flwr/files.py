@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from flwr.common.logger import log
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
 
@@ -47,6 +50,47 @@ def _sweep(folder: Path, period: float) -> None:
         with suppress(OSError):  # another process may be faster
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file, all or nothing: where a disk is full, half a line would spoil the next one."""
+    with path.open("ab", buffering=0) as file:
+        whole = file.tell()
+        try:
+            while content:  # what is cut short raises at the second attempt
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(whole)
+            raise
+
+
+class Outage:
+    """Whether something can be written; says in one line each when that begins to fail and when it is over.
+
+    Parameters
+    ----------
+    path : Path
+        What is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lasts = False
+
+    @contextmanager
+    def endured(self) -> Iterator[None]:
+        """Go on where what is done here cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            if not self.lasts:
+                why = error.strerror or error
+                log(WARNING, "%s cannot be written (%s): the run goes on; make room", self.path, why)
+            self.lasts = True
+        else:
+            if self.lasts:
+                log(WARNING, "%s is written again", self.path)
+            self.lasts = False
 
 
 @contextmanager

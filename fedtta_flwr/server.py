@@ -12,7 +12,7 @@ from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import takes_gradient_steps
 from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import STRATEGIES, make
@@ -98,9 +98,12 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
             strategy.observers.append(Watch())
         try:
             yield strategy
-        except BaseException:
+        except BaseException as error:
             try:
                 directory.close(finished=False)
+            except StorageError as second:
+                if not isinstance(error, StorageError):  # what ended the run is to be told, not this
+                    log(WARNING, "%s", second)
             finally:
                 tracking.close(finished=False)
             raise
