@@ -1,6 +1,7 @@
 """ClientApp: one message in -> one visit of each hosted client -> one reply. Nothing else."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedtta_flwr import client
+from fedtta_flwr.processes import end_with_parent
+
+# Flower's own watch over the parent is a thread, whose signal does not wake the main one: the run would go on.
+if Path(sys.argv[0]).name == "flwr-simulation":
+    end_with_parent(signal.SIGINT)
 
 app = ClientApp()
 

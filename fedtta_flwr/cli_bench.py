@@ -32,8 +32,8 @@ def bench(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show which runs there are, and run none")] = False,
 ) -> None:
     """Run a benchmark: what is finished is kept, a run that fails is reported and the others go on."""
-    from fedtta_flwr.bench.runner import locked
     from fedtta_flwr.bench.spec import cells, read_spec
+    from fedtta_flwr.files import locked
     from fedtta_flwr.run_config import absolute_paths, read_overrides
 
     parsed, table = read_spec(spec.expanduser())
@@ -49,7 +49,7 @@ def bench(
         typer.echo(f"{len(wanted)} runs")
         return
     folder = (output or Path.home() / "fedtta-benchmarks" / (parsed.name + ("-quick" if quick else ""))).expanduser()
-    with locked(folder.absolute()):
+    with locked(folder.absolute(), f"--output {folder}", "benchmark"):
         _run(folder, parsed, table, overrides, everything, wanted, workers, quick=quick)
 
 

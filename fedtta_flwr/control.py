@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.processes import end_with_parent
 
 if TYPE_CHECKING:
     from fedtta_flwr.config import Scalar
@@ -106,7 +107,8 @@ def follow(env: Mapping[str, str], run_id: str) -> None:
     FederationError
         It does not complete (``flwr run`` itself would exit with 0).
     """
-    subprocess.run([*_FLWR, "log", run_id, OWN, "--stream"], env=env, check=False)
+    # Who is killed must not leave it behind: a SuperLink ends only when nobody listens any more.
+    subprocess.run([*_FLWR, "log", run_id, OWN, "--stream"], env=env, check=False, preexec_fn=end_with_parent)
     while not (status := run_status(env, run_id))[0].startswith("finished"):
         time.sleep(0.5)
     if status[0] != "finished:completed":

@@ -29,6 +29,10 @@ class FederationError(FedTTAError):
     """The federation cannot go on: clients missing, failed, or running other code."""
 
 
+class StorageError(FedTTAError):
+    """What a run has found cannot be written."""
+
+
 def first_fault(error: "ValidationError") -> str:
     """Return where the first fault is, and what, on one line."""
     first = error.errors()[0]

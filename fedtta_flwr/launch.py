@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,14 +9,17 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
 from fedtta_flwr.control import START_SECONDS, await_start, connect, follow, start_run
 from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
+
+STOP_SECONDS = 20.0
 
 
 def catalogue() -> dict[str, list[tuple[str, str]]]:
@@ -141,18 +142,23 @@ def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / "superlink.log").open("wb") as output:
-        process = subprocess.Popen(command, cwd=root, env=env, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for us, who end it
+            preexec_fn=end_with_parent,
+        )
         try:
             _wait_until_healthy(process, port, home / "superlink.log")
             yield env
         finally:
-            with suppress(ProcessLookupError):  # it may have ended by itself
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(timeout=20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            # What it started is in sessions of its own. There everyone ends with its parent: SuperExec, with it the
+            # simulation (`client_app.py` sees to that), and with this Ray, which takes some seconds.
+            stop([process], STOP_SECONDS)
+            await_end(home, STOP_SECONDS)
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

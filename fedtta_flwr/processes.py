@@ -1,10 +1,14 @@
 """How processes end: as a command, with their parent, and when they are told to."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from fedtta_flwr.errors import FedTTAError
 
@@ -25,10 +29,10 @@ def as_command(work: Callable[[], object]) -> None:
         sys.exit(130)
 
 
-def end_with_parent() -> None:
-    """Have this process terminated when its parent ends, even if that is killed; a `preexec_fn`. Linux only."""
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have this process get a signal when its parent ends, even if that is killed; a `preexec_fn`. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
@@ -41,3 +45,23 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def of_home(home: Path) -> list[int]:
+    """Return the processes that Flower started, at whatever remove, with this home. Linux only."""
+    mark, found = os.fsencode(f"FLWR_HOME={home}"), []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def await_end(home: Path, seconds: float) -> None:
+    """Wait until a home has no processes; who still runs after so many seconds is killed."""
+    deadline = time.monotonic() + seconds
+    while (left := of_home(home)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)

@@ -12,7 +12,8 @@ from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import takes_gradient_steps, terms_from
 from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.data.build import check_data
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, StorageError
+from fedtta_flwr.files import locked
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.registry import STRATEGIES, make
@@ -100,30 +101,39 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     config = RunConfig.from_flat(run_config)
     strategy = make_strategy(config)
     resumed = resumable(config.resume) if config.resume else None
-    if resumed is not None:
-        check_same(resumed, config)
-    begin = check_inputs(config)
+    path = resumed or run_path(config)
+    with locked(path, f"{'resume' if resumed else 'output-dir'} = {str(path)!r}", "run"):
+        if resumed is not None:
+            check_same(resumed, config)
+        _begin(strategy, check_inputs(config))
+        directory = RunDirectory(path, resume=resumed is not None)
+        strategy.checkpoints = Checkpoints(path, config.checkpoint_every, directory, resume=resumed is not None)
+        tracking = Tracking(directory, make_trackers(config, path))
+        strategy.observers = [directory, Terminal(directory), tracking]
+        if strategy.selective and strategy.source:  # where nothing travels, nobody misses a choice
+            strategy.observers.append(Watch())
+        try:
+            with plugin_code(config.strategy, strategy.where):
+                yield strategy
+        except BaseException as error:
+            try:
+                directory.close(finished=False)
+            except StorageError as second:
+                if not isinstance(error, StorageError):  # what ended the run is to be told, not this
+                    log(WARNING, "%s", second)
+            finally:
+                tracking.close(finished=False)
+            raise
+
+
+def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:
+    """Tell a strategy how every client begins."""
     if isinstance(begin, HeadBench):
         strategy.source = begin.adapted_state()
-    else:
-        with plugin_code(config.strategy):
-            strategy.prepare(begin)
-        check_requests(strategy)
-        if strategy.objectives and not takes_gradient_steps(begin):
-            terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
-            log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", config.adapter, terms)
-    directory = RunDirectory(resumed or run_path(config), resume=resumed is not None)
-    strategy.checkpoints = Checkpoints(directory.path, config.checkpoint_every, directory, resume=resumed is not None)
-    tracking = Tracking(directory, make_trackers(config, directory.path))
-    strategy.observers = [directory, Terminal(directory), tracking]
-    if strategy.selective and strategy.source:  # where nothing travels, nobody misses a choice
-        strategy.observers.append(Watch())
-    try:
-        with plugin_code(config.strategy, strategy.where):
-            yield strategy
-    except BaseException:
-        try:
-            directory.close(finished=False)
-        finally:
-            tracking.close(finished=False)
-        raise
+        return
+    with plugin_code(strategy.config.strategy):
+        strategy.prepare(begin)
+    check_requests(strategy)
+    if strategy.objectives and not takes_gradient_steps(begin):
+        terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
+        log(WARNING, "%s takes no gradient step: the clients' term %s has no effect", strategy.config.adapter, terms)

@@ -8,6 +8,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.server import federation, make_strategy
 from fedtta_flwr.strategies.fedctta import FedCTTA
+from tests.conftest import TINY
 
 
 def test_a_name_becomes_its_strategy() -> None:
@@ -245,3 +246,29 @@ def test_what_is_wrong_with_a_file_is_found_before_a_run_directory_is_made(tmp_p
         pytest.fail("the run began")
     assert "\n" not in str(caught.value)
     assert not output.exists()
+
+
+def test_of_two_runs_in_one_folder_the_second_is_refused_and_nothing_of_it_stays(tmp_path) -> None:
+    output = tmp_path / "deep" / "run"
+    with federation({"output-dir": str(output)}):
+        with (
+            pytest.raises(ConfigError, match=r"^output-dir = .*: another run writes there; wait for") as caught,
+            federation({"output-dir": str(output)}),
+        ):
+            pytest.fail("the second run began")
+        assert "\n" not in str(caught.value)
+        assert output.is_dir()
+    assert not (tmp_path / "deep").exists()  # it never began
+
+
+def test_a_run_that_goes_on_is_not_resumed(run_local, tmp_path) -> None:
+    run = run_local(**{"checkpoint-every": 1})
+    again = TINY | {"resume": str(run.path), "checkpoint-every": 1}
+    before = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    with (
+        federation(again),
+        pytest.raises(ConfigError, match=r"^resume = .*: another run writes there; wait for its end"),
+        federation(again),
+    ):
+        pytest.fail("the second run began")
+    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before

@@ -3,7 +3,6 @@
 A cell that is stopped half-way leaves a checkpoint, from which the same code goes on to the same result.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -12,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,32 +104,6 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
     """
     there = RunConfig().to_flat() | dict(ran)
     return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other benchmarks out of a folder, which is made.
-
-    Raises
-    ------
-    ConfigError
-        If one is in it, or it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: cannot be made: {error.strerror}; name another folder") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"--output {folder}: another benchmark runs in it; wait for it, or name another folder"
-            ) from None
-        yield
-    finally:
-        os.close(handle)
 
 
 def open_bench(

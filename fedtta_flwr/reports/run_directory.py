@@ -5,7 +5,8 @@ import os
 import platform
 import time
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtta_flwr.config import SCORES, RunConfig
-from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.files import write_atomically, write_json
+from fedtta_flwr.errors import ConfigError, StorageError
+from fedtta_flwr.files import Outage, append, write_atomically, write_json
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.interpolation import Interpolation
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.reports.timeline import Timeline
+from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.structure import STRUCTURE, structure
 
@@ -34,7 +36,8 @@ class RunDirectory:
     """Writes down a run while it goes on; whenever it ends, the directory is valid.
 
     ``summary.json`` says ``"finished": false`` until the run has ended well. ``rounds.jsonl`` gets a round's line
-    when its `post` score has come, which is with the replies of the next round.
+    when its `post` score has come, which is with the replies of the next round. Where a disk is full the run goes on,
+    and what could not be written is once there is room.
 
     Parameters
     ----------
@@ -53,7 +56,7 @@ class RunDirectory:
     board : Scoreboard
         What has been counted so far.
     line : dict or None
-        The latest line of rounds.jsonl that this process has written.
+        The latest line of rounds.jsonl that this process has made.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -68,6 +71,8 @@ class RunDirectory:
             raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {there} is no folder that can be written")
         self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
         self._held: dict[str, Any] | None = None
+        self._lines: list[str] = []  # those that are not written yet
+        self._outage = Outage(path)
         self._own: list[Counts] = []
         self._totals: dict[str, float] = defaultdict(float)
         self._missing: dict[str, int] = defaultdict(int)
@@ -79,11 +84,13 @@ class RunDirectory:
         self._interpolation = Interpolation()
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
-        """Write config.json, and a summary that says that nothing is finished."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output-dir = {str(self.path)!r}: cannot be made: {error.strerror}") from None
+        """Write config.json, and a summary that says that nothing is finished.
+
+        Raises
+        ------
+        StorageError
+            If they cannot be written.
+        """
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
         self._timeline = Timeline(clients)
@@ -99,9 +106,11 @@ class RunDirectory:
         if self._resume:
             before = json.loads((self.path / "config.json").read_text())
             about = before | {"resumed": [*before.get("resumed", ()), about["started"]]}
-        write_json(self.path / "config.json", about)
-        if not self._resume:
-            self._save(finished=False)
+        with self._needed():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", about)
+            if not self._resume:
+                self._save(finished=False)
 
     def on_round(self, round_: Round) -> None:
         """Append the previous round's line, which is complete now, and hold this one's back."""
@@ -113,7 +122,7 @@ class RunDirectory:
         if self._held is not None:
             late = [c for c in round_.counts if c.round == self._held["round"]]
             self._held["accuracy"] = _micro(self._own + late)
-            self._append()
+            self._release()
         for key, value in round_.seconds.items():
             self._totals[f"seconds.{key}"] += value
         self._totals["bytes.up"] += round_.bytes_up
@@ -150,8 +159,10 @@ class RunDirectory:
             "screened": round_.missing,
             "forgot": list(round_.forgot),
         }
-        if time.monotonic() - self._saved > SAVE_EVERY:
-            self._save(finished=False)
+        due = time.monotonic() - self._saved > SAVE_EVERY
+        if due or not self._outage.lasts:
+            with self._outage.endured():
+                self._save(finished=False) if due else self._append()
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what `restore` needs beside the files, which are brought up to date."""
@@ -204,12 +215,19 @@ class RunDirectory:
         self.close(finished=True)
 
     def close(self, *, finished: bool) -> None:
-        """Write what is known now; a run that was broken off is marked as not finished."""
+        """Write what is known now; a run that was broken off is marked as not finished.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
         if not self._clients:
             return  # it never began, and there is no directory
         if self._held is not None:
-            self._append()
-        self._save(finished=finished)
+            self._release()
+        with self._needed():
+            self._save(finished=finished)
 
     def summary(self, *, finished: bool) -> dict[str, Any]:
         """Return the content of summary.json."""
@@ -233,12 +251,31 @@ class RunDirectory:
             "rolled_back": int(totals["rolled-back"]),
         }
 
-    def _append(self) -> None:
-        with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(self._held, allow_nan=False) + "\n")
+    @contextmanager
+    def _needed(self) -> Iterator[None]:
+        """Say what is to be done where there is no going on without what is written here."""
+        try:
+            yield
+        except OSError as error:
+            again = f"`fedtta run --resume {self.path}`" if (self.path / CHECKPOINT).exists() else "run it again"
+            raise StorageError(
+                f"{self.path}: cannot be written ({error.strerror or error}), and lacks results; make room there, "
+                f"then {again}"
+            ) from None
+
+    def _release(self) -> None:
+        """Have the line that was held back written next."""
+        self._lines.append(json.dumps(self._held, allow_nan=False) + "\n")
         self.line, self._held = self._held, None
 
+    def _append(self) -> None:
+        if self._lines:
+            append(self.path / "rounds.jsonl", "".join(self._lines).encode())
+            self._lines.clear()
+
     def _save(self, *, finished: bool) -> None:
+        self._saved = time.monotonic()  # also where it fails: the next attempt is not due before
+        self._append()
         order = {client: i for i, client in enumerate(self._clients)}
         matrices = np.zeros((len(self._weights), len(order), len(order)), dtype=np.float32)
         for k, (clients, weights) in enumerate(self._weights.values()):
@@ -252,7 +289,6 @@ class RunDirectory:
         self._timeline.write(self.path)
         self._interpolation.write(self.path)
         write_json(self.path / "summary.json", self.summary(finished=finished))
-        self._saved = time.monotonic()
 
 
 def default_path(config: RunConfig) -> Path:

@@ -8,7 +8,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
-from fedtta_flwr.files import read_tensors, write_tensors
+from fedtta_flwr.files import Outage, read_tensors, write_tensors
 from fedtta_flwr.records import code_fingerprint
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Keeper(Protocol):
     """Whoever has to remember something of the run beside the strategy: the run directory."""
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors, and what JSON can hold, from which `restore` goes on."""
+        """Return tensors, and what JSON can hold, from which `restore` goes on; OSError where files fail."""
 
     def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Install what `snapshot` returned."""
@@ -49,6 +49,7 @@ class Checkpoints:
         self.path = folder / FILE
         self._every = every
         self._keeper = keeper
+        self._outage = Outage(self.path)
         self._saved = read_tensors(self.path) if resume else None
 
     def is_due(self, round_: int) -> bool:
@@ -60,8 +61,11 @@ class Checkpoints:
 
         A full disk is reported and ends nothing: the run goes on without this checkpoint.
         """
-        if not self.is_due(round_):
-            return
+        if self.is_due(round_):
+            with self._outage.endured():
+                self._save(strategy, round_)
+
+    def _save(self, strategy: "PersonalizedStrategy", round_: int) -> None:
         kept, about = self._keeper.snapshot()
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
@@ -76,10 +80,7 @@ class Checkpoints:
                     same[key] = first[id(t)]
         head = {"round": round_, "run": strategy.run, "code": code_fingerprint(), "clients": clients, "keeper": about}
         head["same"] = same
-        try:
-            write_tensors(self.path, tensors, head)
-        except OSError as error:
-            log(logging.WARNING, "round %d: %s cannot be written: %s", round_, self.path, error.strerror)
+        write_tensors(self.path, tensors, head)
 
     def restore(self, strategy: "PersonalizedStrategy") -> int:
         """Bring back the run that is resumed and return its last round; 0 if none is.

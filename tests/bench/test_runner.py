@@ -18,12 +18,11 @@ from fedtta_flwr.bench.runner import (
     cell_folder,
     differing_key,
     is_finished,
-    locked,
     open_bench,
 )
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.files import read_tensors
+from fedtta_flwr.files import locked, read_tensors
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from tests.conftest import ROOT, TINY
@@ -130,11 +129,12 @@ def test_keys_that_come_and_go_make_no_difference() -> None:
 
 def test_two_benchmarks_at_a_time_are_kept_apart(tmp_path: Path) -> None:
     spec = written_spec(tmp_path)
-    with locked(tmp_path / "out"):
+    with locked(tmp_path / "out", "--output out", "benchmark"):
         done = bench(spec, "--quick", "--output", tmp_path / "out")
-    assert done.returncode == 2
-    assert "another benchmark runs in it" in done.stderr
-    assert list((tmp_path / "out").iterdir()) == []
+        assert done.returncode == 2
+        assert "another benchmark writes there" in done.stderr
+        assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     done = bench(spec, "--quick", "--output", tmp_path / "file")
     assert done.stderr.startswith(f"error: --output {tmp_path / 'file'}: cannot be made: ")

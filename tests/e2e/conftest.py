@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fedtta_flwr.processes import await_end, of_home
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,14 +70,11 @@ def flower(tmp_path: Path, environment: dict[str, str]) -> Iterator[dict[str, st
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    yield environment | {"FLWR_HOME": str(tmp_path / "flwr"), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.endswith(b"flower-superlink") for word in words) and port.encode() in words:
-            os.kill(int(entry.parent.name), signal.SIGTERM)
+    home = tmp_path / "flwr"
+    yield environment | {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
+    for process in of_home(home):
+        os.kill(process, signal.SIGTERM)
+    await_end(home, 20)
 
 
 @pytest.fixture

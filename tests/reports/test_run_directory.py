@@ -3,6 +3,9 @@
 import hashlib
 import json
 import math
+import os
+import signal
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +15,7 @@ import pytest
 import torch
 from flwr.app import Message
 
+from fedtta_flwr import files
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.files import write_atomically, write_json
@@ -255,6 +259,24 @@ def test_a_failing_writer_leaves_the_old_file(tmp_path: Path, old: bytes | None)
         write_atomically(path, fail)
     assert [file.name for file in tmp_path.iterdir()] == ([] if old is None else ["summary.json"])
     assert old is None or path.read_bytes() == old
+
+
+def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer in another container may have any PID, and one that lives keeps its file young."""
+    others = [tmp_path / name for name in (".mine.tmp", "summary.json.fedtta-tmp")]
+    for path in others:
+        path.write_text("mine")
+    child = os.fork()
+    if not child:
+        write_atomically(tmp_path / "summary.json", lambda file: os.kill(os.getpid(), signal.SIGKILL))
+    os.waitpid(child, 0)
+    (left,) = set(tmp_path.iterdir()) - set(others)
+    now = time.time()
+    for later, stays in ((files.STALE / 2, True), (3 * files.STALE, False)):
+        monkeypatch.setattr(files.time, "time", lambda later=later: now + later)
+        write_json(tmp_path / "x.json", {"a": later})
+        assert left.exists() == stays
+    assert all(path.exists() for path in others)
 
 
 def test_json_without_a_value_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
