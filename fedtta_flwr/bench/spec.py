@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import kebab
+from fedtta_flwr.plugins import check_plugins
 
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
@@ -211,7 +212,8 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     Raises
     ------
     ConfigError
-        If a cell's run config is not allowed, or two cells have the same name.
+        If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
+        the same name.
     """
     changes = spec.quick.config() if quick else {}
     seeds = (quick and spec.quick.seeds) or spec.seeds
@@ -232,6 +234,7 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
             raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")
         try:
             complete = RunConfig.from_flat(config).to_flat()
+            check_plugins(complete)
         except ConfigError as error:
             raise ConfigError(f"{spec.name}, cell {name}: {error}") from None
         if spec.score not in str(complete["scores"]).split(","):
