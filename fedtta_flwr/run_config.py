@@ -13,7 +13,6 @@ from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import ConfigError
 
 PAIR = re.compile(r"""(?<!\S)[^\s=]+=('[^']*'|"[^"]*"|\S+)(?!\S)""")
-
 FLOWERS_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # what its parser takes for one
 
 
@@ -60,7 +59,7 @@ def _fault(argument: str) -> str | None:
         pair = f"--run-config: {key}={value}"
         try:
             parse_config_args([f"{key}={value}"])
-        except (click.ClickException, ValueError):
+        except (click.ClickException, ValueError, OSError):  # the last of a pair that ends in .toml: it is opened
             if "," in key or value.endswith(",") or ("," in value and "=" in value):
                 return f"{pair}: separate pairs by blanks, without commas"
             if value[0] not in "'\"[{":

@@ -88,6 +88,7 @@ def test_arguments_that_are_no_pairs(argument: str) -> None:
         ("seed=1 strategy=fedavg", "strategy=fedavg: put it in quotes, strategy='fedavg'"),
         ("scores=tta,post", "scores=tta,post: put it in quotes, scores='tta,post'"),
         ("data-dir=/data seed=1", "data-dir=/data: put it in quotes, data-dir='/data'"),
+        ("checkpoint=a.toml head=b seed=1", "checkpoint=a.toml: put it in quotes, checkpoint='a.toml'"),
         ("batch-size=10, seed=1", "batch-size=10,: separate pairs by blanks, without commas"),
         ("batch-size=10,seed=1", "batch-size=10,seed=1: separate pairs by blanks, without commas"),
         ("head='a',seed=1", ",seed=1: separate pairs by blanks, without commas"),
