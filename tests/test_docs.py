@@ -1,11 +1,14 @@
 """What the documents show runs as it stands there."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +62,16 @@ def test_a_network_is_trained_for_data_of_ones_own_as_shown(tmp_path: Path) -> N
         done = start(*fedtta, *command, *further, folder=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_local(rounds=2)
+    (shown,) = re.findall(r"^```python\n(run = .*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    found: dict[str, Any] = {"np": np, "json": json}
+    exec(shown.replace("RUN", str(run.path)), found)
+    assert found["accuracy"].shape == (2, 4)
+    expected = [line["accuracy"]["post"] for line in found["lines"]]
+    np.testing.assert_allclose(found["accuracy"].mean(axis=1), expected)
 
 
 @pytest.mark.e2e
