@@ -37,6 +37,10 @@ def bench(
     from fedtta_flwr.run_config import absolute_paths, read_overrides
 
     parsed, table = read_spec(spec.expanduser())
+    if quick and not table.get("quick"):
+        raise ConfigError(
+            f"--quick: {spec} says nothing under [quick], so all would be run; add it, or leave --quick out"
+        )
     overrides = absolute_paths(read_overrides(run_config or []))
     everything = cells(parsed, overrides, quick=quick)
     points = _points(only or [], everything)

@@ -239,7 +239,10 @@ class RunConfig(BaseModel):
     @classmethod
     def _model(cls, value: str) -> str:
         if value not in MODELS and not value.startswith(ROBUSTBENCH):
-            raise ConfigError(f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or {ROBUSTBENCH}ID")
+            raise ConfigError(
+                f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or {ROBUSTBENCH}ID; a network of "
+                f"your own is not (docs/data.md, Source models)"
+            )
         return value
 
     @field_validator("corruptions")

@@ -28,7 +28,7 @@ which ``state`` brings back the mean (`STATISTICS`) and of how many (`CLIENTS`).
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -126,7 +126,12 @@ def code_fingerprint(root: Path = Path(__file__).parent) -> str:
     Server and clients compare theirs: a simulation can otherwise run another checkout's client code unnoticed, and a
     device an older version. (Of the templates, Flower's app bundle leaves the tests out.)
     """
+    return source_hash(root, set(root.rglob("*.py")) - set((root / "templates").rglob("*.py")))
+
+
+def source_hash(root: Path, files: Iterable[Path]) -> str:
+    """Return a short hash of some files of a folder: their names in it, and what they hold."""
     digest = hashlib.sha256()
-    for path in sorted(set(root.rglob("*.py")) - set((root / "templates").rglob("*.py"))):
+    for path in sorted(files):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -13,6 +13,7 @@ from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import ConfigError
 
 PAIR = re.compile(r"""(?<!\S)[^\s=]+=('[^']*'|"[^"]*"|\S+)(?!\S)""")
+FLOWERS_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # what its parser takes for one
 
 
 def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
@@ -38,7 +39,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             found = parse_config_args([argument])
         except (click.ClickException, ValueError) as error:
             text = getattr(error, "message", str(error)).splitlines()[0]
-            raise ConfigError(f"--run-config {argument!r}: {text}") from None
+            raise ConfigError(_fault(argument) or f"--run-config {argument!r}: {text}") from None
         # Flower's parser passes over whatever is no pair, such as a flag inside the quotes.
         if not argument.endswith(".toml") and (not found or PAIR.sub("", argument).strip()):
             raise ConfigError(
@@ -46,6 +47,26 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             )
         merged |= found
     return merged
+
+
+def _fault(argument: str) -> str | None:
+    """Return which pair of those that Flower's parser has refused is at fault; None if it is none by itself."""
+    if argument.endswith(".toml"):
+        return None
+    given: dict[str, list[str]] = {}
+    for key, value in FLOWERS_PAIR.findall(argument):
+        given.setdefault(key, []).append(value)
+        pair = f"--run-config: {key}={value}"
+        try:
+            parse_config_args([f"{key}={value}"])
+        except (click.ClickException, ValueError, OSError):  # the last of a pair that ends in .toml: it is opened
+            if "," in key or value.endswith(",") or ("," in value and "=" in value):
+                return f"{pair}: separate pairs by blanks, without commas"
+            if value[0] not in "'\"[{":
+                return f"{pair}: put it in quotes, {key}='{value}'"
+            return f"{pair}: allowed: a number, true, false, or a string in quotes"
+    twice = next((key for key, values in given.items() if len(values) > 1), None)
+    return twice and f"--run-config: {twice} is given twice ({', '.join(given[twice])}); give it once"
 
 
 def absolute_paths(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:

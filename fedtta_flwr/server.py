@@ -15,7 +15,7 @@ from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
 from fedtta_flwr.models.source import load_source
-from fedtta_flwr.plugins import plugin_code
+from fedtta_flwr.plugins import plugin_code, plugin_fingerprints
 from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
@@ -57,12 +57,15 @@ def check_inputs(config: RunConfig) -> Adapter | HeadBench:
 def check_same(directory: Path, config: RunConfig) -> None:
     """Find out whether a run that shall be resumed had the same config, but for where it writes.
 
+    Other code of the user's own is warned of.
+
     Raises
     ------
     ConfigError
         If not; it names the first key that differs.
     """
-    before, now = json.loads((directory / "config.json").read_text())["config"], config.to_flat()
+    about = json.loads((directory / "config.json").read_text())
+    before, now = about["config"], config.to_flat()
     differing = [key for key in now if key not in WHERE and before.get(key) != now[key]]
     if differing:
         key = differing[0]
@@ -70,6 +73,9 @@ def check_same(directory: Path, config: RunConfig) -> None:
             f"resume = {config.resume!r}: that run had {key} = {before.get(key)!r}, found {now[key]!r}; give it the "
             f"same run config (`fedtta run --resume` takes it from there)"
         )
+    for package, found in plugin_fingerprints(now).items():
+        if about.get("plugins", {}).get(package) != found:
+            log(WARNING, "%s was written by other code of %s than this: results may differ", directory, package)
 
 
 def check_requests(strategy: PersonalizedStrategy) -> None:

@@ -1,10 +1,14 @@
 """What the documents show runs as it stands there."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +41,37 @@ def test_the_test_of_the_example_passes(package: Path) -> None:
     done = start(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=package)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+def test_a_network_is_trained_for_data_of_ones_own_as_shown(tmp_path: Path) -> None:
+    shown = (ROOT / "docs" / "data.md").read_text()
+    ((name, text),) = FILE.findall(shown)
+    (tmp_path / name).write_text(text)
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "images.npy", rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8))
+        np.save(tmp_path / part / "labels.npy", np.arange(40) % 5)
+    assert start(sys.executable, name, folder=tmp_path).returncode == 0
+    fedtta = [sys.executable, "-c", "from fedtta_flwr.cli import main; main()"]
+    commands = [shlex.split(line) for line in re.findall(r"^fedtta (.*mine\.safetensors.*)$", shown, re.MULTILINE)]
+    tiny = " ".join(f"{key}={value!r}" for key, value in TINY.items())
+    more = [[], ["--run-config", tiny, "--output", "run"]]
+    assert [command[0] for command in commands] == ["source", "run"]
+    for command, further in zip(commands, more, strict=True):
+        done = start(*fedtta, *command, *further, folder=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_local(rounds=2)
+    (shown,) = re.findall(r"^```python\n(run = .*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    found: dict[str, Any] = {"np": np, "json": json}
+    exec(shown.replace("RUN", str(run.path)), found)
+    assert found["accuracy"].shape == (2, 4)
+    expected = [line["accuracy"]["post"] for line in found["lines"]]
+    np.testing.assert_allclose(found["accuracy"].mean(axis=1), expected)
 
 
 @pytest.mark.e2e

@@ -75,11 +75,29 @@ def test_a_file_that_is_no_run_config(tmp_path: Path, content: bytes) -> None:
     assert "bad.toml" in refused(str(tmp_path / "bad.toml"))
 
 
-@pytest.mark.parametrize(
-    "argument", ["", "  ", "seed", "strategy=local", "a=[1]", "seed=1 seed=2", "=3", "seed=", "a.yaml"]
-)
+@pytest.mark.parametrize("argument", ["", "  ", "seed", "=3", "seed=", "a.yaml", "fedctta=1 fedctta.ema=0.5"])
 def test_arguments_that_are_no_pairs(argument: str) -> None:
     assert repr(argument) in refused(argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("slots=2 seed=1 slots=0", "slots is given twice (2, 0); give it once"),
+        ("head='a b' head='c'", "head is given twice ('a b', 'c'); give it once"),
+        ("seed=1 strategy=fedavg", "strategy=fedavg: put it in quotes, strategy='fedavg'"),
+        ("scores=tta,post", "scores=tta,post: put it in quotes, scores='tta,post'"),
+        ("data-dir=/data seed=1", "data-dir=/data: put it in quotes, data-dir='/data'"),
+        ("checkpoint=a.toml head=b seed=1", "checkpoint=a.toml: put it in quotes, checkpoint='a.toml'"),
+        ("batch-size=10, seed=1", "batch-size=10,: separate pairs by blanks, without commas"),
+        ("batch-size=10,seed=1", "batch-size=10,seed=1: separate pairs by blanks, without commas"),
+        ("head='a',seed=1", ",seed=1: separate pairs by blanks, without commas"),
+        ("seed=1 a=[1]", "a=[1]: allowed: a number, true, false, or a string in quotes"),
+        ("seed=1 head='a", "head='a: allowed: a number, true, false, or a string in quotes"),
+    ],
+)
+def test_the_pair_at_fault_is_named_and_what_to_do(argument: str, words: str) -> None:
+    assert refused(argument) == f"--run-config: {words}"
 
 
 @pytest.mark.parametrize("argument", ["batch-size=5 seed", "seed=1 --nodes 3", "seed=1 strategy='a' b"])

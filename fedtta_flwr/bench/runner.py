@@ -21,6 +21,7 @@ from fedtta_flwr.bench.spec import Cell, Spec, Table
 from fedtta_flwr.config import WHERE, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
+from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
@@ -106,6 +107,12 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
     return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
 
 
+def is_of_this_code(made: Mapping[str, Any], cell: Cell) -> bool:
+    """Return whether a config.json is of a run of the present code, the user's own that the cell names included."""
+    ran = (made["code"], made.get("plugins", {}))
+    return ran == (code_fingerprint(), plugin_fingerprints(cell.config))
+
+
 def open_bench(
     folder: Path, spec: Spec, table: Table, cells: Sequence[Cell], overrides: Mapping[str, Scalar], *, quick: bool
 ) -> tuple[list[Cell], list[str]]:
@@ -147,7 +154,7 @@ def open_bench(
                 f"--output {folder}: {cell.id} was run with {key} = {made['config'].get(key)!r}, now it is "
                 f"{cell.config[key]!r}; name another folder"
             )
-        if made["code"] != code_fingerprint():
+        if not is_of_this_code(made, cell):
             stale.append(cell.id)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +225,7 @@ def _goes_on(own: Path, cell: Cell) -> bool:
     """Return whether a run directory holds a checkpoint of this cell that this code has written."""
     try:
         made = json.loads((own / "config.json").read_text())
-        same = made["code"] == code_fingerprint() and differing_key(cell.config, made["config"]) is None
+        same = is_of_this_code(made, cell) and differing_key(cell.config, made["config"]) is None
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return same and (own / CHECKPOINT).is_file()

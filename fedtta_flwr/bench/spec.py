@@ -2,23 +2,35 @@
 
 import itertools
 import re
+import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import kebab
+from fedtta_flwr.plugins import check_plugins
 
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
+#: pydantic's kind of fault -> what is allowed, where its own words are for programmers
+ALLOWED = {
+    "string_pattern_mismatch": "lower-case letters, digits and hyphens, no hyphen first, at most 64",
+    "too_short": "one at least",
+    "list_type": "a list, [...]",
+    "dict_type": "a table, { ... }",
+    "model_type": "a table, { ... }",
+}
 Table = dict[str, Any]
 Labels = dict[str, str]
+#: one point, or several of which one is enough
+Points = Annotated[list[str], BeforeValidator(lambda found: [found] if isinstance(found, str) else found)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
 
 
@@ -96,7 +108,7 @@ class Spec(_Part):
     seeds: Seeds
     config: Table = {}
     axes: dict[str, dict[str, Table]]
-    skip: list[dict[str, str | list[str]]] = []
+    skip: list[dict[str, Points]] = []
     published: list[Published] = []
     claims: list[Claim] = []
     quick: Quick = Quick()
@@ -140,7 +152,10 @@ class Spec(_Part):
             if entry.over not in (*self.axes, *WITHIN):
                 raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")
             if unknown := sorted(set(entry.values) - set(self.axes.get(entry.over, entry.values))):
-                raise ConfigError(f"published: {unknown[0]!r} is no point of axes.{entry.over}")
+                raise ConfigError(
+                    f"published: {unknown[0]!r} is no point of axes.{entry.over}; allowed: "
+                    f"{', '.join(self.axes[entry.over])}"
+                )
         return self
 
     def _labelled(self) -> Iterator[tuple[str, Mapping[str, str | list[str]]]]:
@@ -192,12 +207,23 @@ def make_spec(table: Table, where: str) -> Spec:
     try:
         return Spec.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        text = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{where}: {key}: {text}; docs/benchmarks.md explains the file") from None
+        raise ConfigError(f"{where}: {_one_line(error)}; docs/benchmarks.md explains the file") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _one_line(error: ValidationError) -> str:
+    """Return the first fault: key, what was found, what is allowed."""
+    fault = error.errors()[0]
+    parts = [str(part) for part in fault["loc"]]
+    key, found = ".".join(parts), reprlib.repr(fault["input"])
+    if fault["type"] == "extra_forbidden":
+        inner: dict[str, type[_Part]] = {"published": Published, "claims": Claim}
+        part = inner.get(parts[0], Spec) if len(parts) > 1 else Spec
+        return f"{key}: unknown key; allowed: {', '.join(part.model_fields)}"
+    if fault["type"] == "missing":
+        return f"{key}: missing; add {parts[-1]} = ..."
+    return f"{key} = {found}: allowed: {ALLOWED.get(fault['type'], fault['msg'].replace('Input should be ', ''))}"
 
 
 def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -> tuple[Cell, ...]:
@@ -211,7 +237,8 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     Raises
     ------
     ConfigError
-        If a cell's run config is not allowed, or two cells have the same name.
+        If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
+        the same name.
     """
     changes = spec.quick.config() if quick else {}
     seeds = (quick and spec.quick.seeds) or spec.seeds
@@ -232,6 +259,7 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
             raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")
         try:
             complete = RunConfig.from_flat(config).to_flat()
+            check_plugins(complete)
         except ConfigError as error:
             raise ConfigError(f"{spec.name}, cell {name}: {error}") from None
         if spec.score not in str(complete["scores"]).split(","):
@@ -245,8 +273,8 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     return tuple(made.values())
 
 
-def _matches(labels: Mapping[str, str], pattern: Mapping[str, str | list[str]]) -> bool:
-    return all(labels[axis] in ([point] if isinstance(point, str) else point) for axis, point in pattern.items())
+def _matches(labels: Mapping[str, str], pattern: Mapping[str, list[str]]) -> bool:
+    return all(labels[axis] in points for axis, points in pattern.items())
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Scalar]:

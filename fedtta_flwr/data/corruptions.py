@@ -42,7 +42,7 @@ CORRUPTIONS: tuple[str, ...] = (
 )
 EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
-_MIN_SIDE = 32
+MIN_SIDE = 32
 _CHUNK = 128  # images at a time: an intermediate array takes 3 MB (32 pixels) whatever N is
 
 
@@ -126,8 +126,8 @@ def _recipe(name: str) -> "Recipe":
 def _check_images(images: NDArray[Any]) -> None:
     if images.dtype != np.uint8:
         raise DataError(f"images: dtype {images.dtype} is not allowed: uint8")
-    if images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[1] < _MIN_SIDE or images.shape[3] != 3:
-        raise DataError(f"images: shape {images.shape} is not allowed: (N, S, S, 3) with S >= {_MIN_SIDE}")
+    if images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[1] < MIN_SIDE or images.shape[3] != 3:
+        raise DataError(f"images: shape {images.shape} is not allowed: (N, S, S, 3) with S >= {MIN_SIDE}")
 
 
 def _checked_indices(indices: Sequence[int] | NDArray[Any] | None, count: int) -> NDArray[Any]:

@@ -18,7 +18,7 @@ DATASETS: dict[str, str] = {
     "cifar100": "torchvision's cifar-100-python, or cifar100_test.npz; corrupted as it is used",
     "cifar10.1": "cifar10.1_v6_data.npy and cifar10.1_v6_labels.npy; corrupted as it is used",
     "folder": "a folder of images for each class; resized to image-size, corrupted as it is used",
-    "arrays": "images.npy (uint8 [N, H, W, 3]) and labels.npy; corrupted as it is used",
+    "arrays": "images.npy (uint8 [N, S, S, 3], S >= 32) and labels.npy; corrupted as it is used",
     "live": "unlabelled images that arrive in a folder while the run goes on",
 }
 CLEAN = "none"
@@ -41,19 +41,30 @@ class Corruptible:
         Number of classes.
     seed : int
         Of the corruptions.
+    unfit : str
+        Why these images cannot be corrupted, in one line; empty if they can.
     """
 
-    def __init__(self, clean: Images, labels: NDArray[np.int64], classes: int, seed: int) -> None:
+    def __init__(self, clean: Images, labels: NDArray[np.int64], classes: int, seed: int, *, unfit: str = "") -> None:
         self.labels = labels
         self.classes = classes
         self._seed = seed
         self._clean = clean
+        self._unfit = unfit
         self._versions: dict[tuple[str, int], Corrupted] = {}
 
     def images(self, corruption: str, severity: int) -> Images:
-        """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones)."""
+        """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones).
+
+        Raises
+        ------
+        DataError
+            If they cannot be corrupted.
+        """
         if corruption == CLEAN:
             return self._clean
+        if self._unfit:
+            raise DataError(self._unfit)
         key = (corruption, severity)
         if key not in self._versions:
             self._versions[key] = Corrupted(self._clean, corruption, severity, self._seed)
@@ -167,12 +178,20 @@ def _folder(folder: Path, seed: int, size: int, classes: int) -> TestSet:
 
 
 def _arrays(folder: Path, seed: int, size: int, classes: int) -> TestSet:
-    from fedtta_flwr.data.npy import map_array, read_labels
+    from fedtta_flwr.data.corruptions import MIN_SIDE
+    from fedtta_flwr.data.npy import check_labels, map_array
 
-    remedy = "write both with numpy.save"
+    remedy, path = "write both with numpy.save", folder / "labels.npy"
     images = map_array(folder / "images.npy", dtype="uint8", shape=(None, None, None, 3), remedy=remedy)
-    labels = read_labels(folder / "labels.npy", count=len(images), classes=classes or None, remedy=remedy)
-    return Corruptible(images, labels, classes or int(labels.max()) + 1, seed)
+    labels = map_array(path, dtype="integer", shape=(len(images),), remedy=remedy).astype(np.int64)
+    check_labels(path, labels, classes or None, "number the classes from 0, and set `classes` to how many there are")
+    height, width = images.shape[1:3]
+    unfit = (
+        f"{folder / 'images.npy'}: images of {height}x{width} pixels; corruptions need square ones of {MIN_SIDE} a "
+        f"side or more; resize them, or set corruptions to 'none'"
+    )
+    unfit = "" if height == width >= MIN_SIDE else unfit
+    return Corruptible(images, labels, classes or int(labels.max()) + 1, seed, unfit=unfit)
 
 
 _OPEN: dict[str, Callable[[Path, int, int, int], TestSet]] = {

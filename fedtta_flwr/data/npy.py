@@ -23,7 +23,7 @@ def map_array(path: Path, *, dtype: str, shape: Sequence[int | None], remedy: st
     dtype : {"uint8", "integer"}
         What its elements must be.
     shape : sequence of int or None
-        What its shape must be; None where any length is allowed.
+        What its shape must be; None where any length is allowed: N, then H, W.
     remedy : str
         What the user can do, for the error.
 
@@ -112,4 +112,4 @@ def _header(path: Path, expectation: str) -> tuple[tuple[int, ...], np.dtype[Any
 
 
 def _spelled(shape: Sequence[int | None]) -> str:
-    return "(" + ", ".join("N" if length is None else str(length) for length in shape) + ")"
+    return "(" + ", ".join("NHW"[axis] if length is None else str(length) for axis, length in enumerate(shape)) + ")"

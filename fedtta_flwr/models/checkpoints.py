@@ -21,7 +21,7 @@ from fedtta_flwr.models.base import Classifier
 
 FORMAT = "fedtta-1"
 SHOWN = 3  # how many differing tensors an error lists
-ANOTHER = "give another file or train one with `fedtta source train`"
+ANOTHER = "give another file (docs/data.md, Source models, tells how to train one)"
 
 
 def save(model: Classifier, path: str | Path, metadata: Mapping[str, str]) -> None:

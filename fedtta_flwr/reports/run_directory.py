@@ -20,6 +20,7 @@ from torch import Tensor
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import Outage, append, write_atomically, write_json
+from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.interpolation import Interpolation
 from fedtta_flwr.reports.scoreboard import Scoreboard
@@ -98,6 +99,7 @@ class RunDirectory:
             "config": config.to_flat(),
             "hash": config.fingerprint(),
             "code": code_fingerprint(),
+            "plugins": plugin_fingerprints(config.to_flat()),
             "versions": _versions() | {"python": platform.python_version()},
             "clients": list(clients),
             "rounds": rounds,

@@ -49,7 +49,11 @@ class Terminal:
         self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
 
     def on_round(self, round_: Round) -> None:
-        """Print a line if the last one is some seconds old; warn of the first round that came to nothing."""
+        """Print a line if the last one is some seconds old; that of the last round when the run is over.
+
+        Its `post` comes with the closing exchange only, and the table says what the last line says. The first round
+        that came to nothing brings a warning.
+        """
         if 0 < round_.steps == round_.rolled_back and not self._warned:
             self._warned = True
             log(
@@ -59,13 +63,13 @@ class Terminal:
                 round_.number,
                 round_.steps,
             )
-        now = time.monotonic()
-        if round_.closing or (now - self._printed < EVERY and round_.number != self._rounds):
+        now, number = time.monotonic(), min(round_.number, self._rounds)
+        if not round_.closing and (now - self._printed < EVERY or number == self._rounds):
             return
         self._printed = now
         elapsed = now - self._began
-        left = elapsed / round_.number * (self._rounds - round_.number)
-        parts = [f"round {round_.number}/{self._rounds}"]
+        left = elapsed / number * (self._rounds - number)
+        parts = [f"round {number}/{self._rounds}"]
         board = self._directory.board
         for score in SCORES:
             if (accuracy := board.accuracy(score)) is not None:

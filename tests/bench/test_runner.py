@@ -242,6 +242,19 @@ def children_of(folder: Path) -> list[int]:
     return found
 
 
+def test_quick_of_a_spec_that_says_nothing_of_it_is_not_the_whole_work(tmp_path: Path) -> None:
+    spec = written_spec(tmp_path)
+    spec.write_text(spec.read_text().partition("[quick]")[0])
+    for words in ((), ("--dry-run",)):
+        done = bench(spec, "--quick", "--output", tmp_path / "out", *words)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: --quick: {spec} says nothing under [quick], so all would be run; add it, or leave --quick out\n"
+        )
+    assert not (tmp_path / "out").exists()
+    assert bench(spec, "--dry-run").returncode == 0
+
+
 def test_only_and_dry_run(tmp_path: Path) -> None:
     spec = written_spec(tmp_path)
     done = bench(spec, "--only", "strategy=FedAvg", "--only", "seed=0", "--dry-run")

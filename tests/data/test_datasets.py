@@ -237,6 +237,26 @@ def test_arrays(tmp_path: Path) -> None:
     refused("labels.npy", "(2)", "(7)", name="arrays", folder=tmp_path)
 
 
+def test_faults_of_arrays_say_which_file_and_what_to_do(tmp_path: Path) -> None:
+    labels = np.array([0, 1, 2, 0, 1, 2, 2])
+    np.save(tmp_path / "labels.npy", labels)
+    for side in ((24, 24), (32, 48)):
+        np.save(tmp_path / "images.npy", np.zeros((7, *side, 3), np.uint8))
+        words = (f"{tmp_path / 'images.npy'}: images of {side[0]}x{side[1]} pixels", "square", "32", "resize", "'none'")
+        refused(*words, name="arrays", folder=tmp_path)
+        clean = open_test_set("arrays", str(tmp_path), 0).images("none", 5)  # as they are
+        assert clean[np.array([0, 6])].shape == (2, *side, 3)
+    np.save(tmp_path / "images.npy", np.zeros((7, 3, 32, 32), np.uint8))
+    refused("uint8 of shape (7, 3, 32, 32), expected uint8 of shape (N, H, W, 3)", name="arrays", folder=tmp_path)
+    np.save(tmp_path / "images.npy", np.zeros((7, 32, 32, 3), np.uint8))
+    for wrong, classes, words in (
+        (-1, 0, "label -1 at 3, expected 0 or more"),
+        (10, 10, "label 10 at 3, expected 0 to 9"),
+    ):
+        np.save(tmp_path / "labels.npy", np.where(np.arange(7) == 3, wrong, labels))
+        refused(f"{words}; number the classes from 0, and set", name="arrays", folder=tmp_path, classes=classes)
+
+
 def tree(root: Path) -> None:
     for name, colour in (("zebra", (0, 0, 255)), ("ant", (255, 0, 0)), ("bee", (0, 255, 0))):
         (root / name).mkdir(parents=True)

@@ -175,7 +175,7 @@ def test_names_from_outside_are_only_names(copy: Path) -> None:
         ({"cells": [{"id": "..", "labels": {}, "seed": 0}]}, "cells.0.id"),
         ({"cells": [{"id": "a", "labels": {}}]}, "cells.0.seed"),
         ({"overrides": ["x"]}, "overrides"),
-        ({"spec": {}}, "name: Field required"),
+        ({"spec": {}}, "name: missing"),
     ],
 )
 def test_a_benchmark_that_none_has_written(tmp_path: Path, change: dict[str, Any], fault: str) -> None:

@@ -67,16 +67,22 @@ def test_progress_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in line
 
 
-def test_the_last_round_is_always_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_the_last_round_is_always_told_and_with_its_post(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
     tell = observers(tmp_path / "run", 2)
     capsys.readouterr()
-    tell(made(1, []))
-    assert capsys.readouterr().out == ""
-    tell(made(2, []))
-    assert capsys.readouterr().out.startswith("round 2/2")
+    tell(made(1, [counts(1, "pre", "fog", 4)]))
     clock[0] += 100
-    tell(made(3, [], closing=True))
+    tell(made(2, [counts(2, "pre", "fog", 4), counts(1, "post", "fog", 8)]))
     assert capsys.readouterr().out == ""
+    clock[0] += 1
+    tell(made(3, [counts(2, "post", "fog", 2)], closing=True))
+    line = capsys.readouterr().out
+    assert line == "round 2/2  pre 50.0%  post 62.5%  101 s, 0 s left\n"
+    tell(None)  # type: ignore[arg-type]
+    assert "average" in (table := capsys.readouterr().out)
+    assert table.rstrip().endswith("62.50")  # what the line says
 
 
 def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
