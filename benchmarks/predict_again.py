@@ -39,16 +39,19 @@ def main() -> None:
         for i, client in enumerate(about["clients"])
     }
     data, folder = None, arguments.state_dir / about["run"]
-    for overrides in arguments.run_config or [""]:
+    for overrides in arguments.run_config or ["scores='tta'"]:
         bench = HeadBench(RunConfig.from_flat(flat | {"scores": "tta"} | read_overrides([overrides])))
         data = bench.data = data or bench.data  # corrupted images are made once
         accuracies = []
         for name in SETS:
-            request = ConfigRecord({"round": phases(bench.config).index(name) + 1, "resuming": [], "resume": 0})
+            clients, number = bench.config.client_names(), phases(bench.config).index(name) + 1
+            request = ConfigRecord({"round": number, "resuming": list(clients), "resume": int(about["round"])})
             visits = [
                 visit_heads(bench, client, request, received[client], Memory(RecordDict(), folder))
-                for client in bench.config.client_names()
+                for client in clients
             ]
+            if any(visited.forgot for visited in visits):
+                raise SystemExit(f"{folder}: lacks the state of a client; name the --state-dir of that run")
             pairs = [[int(visited.counts[key][0].sum()) for key in ("tta", "seen")] for visited in visits]
             accuracies.append(100 * fmean(correct / seen for correct, seen in pairs))
         accuracies.append(fmean(accuracies))

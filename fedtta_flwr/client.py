@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
 from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.records import (
@@ -277,6 +277,11 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
 
 def _batch(bench: Workbench, stream: ClientStream, slot: int) -> tuple[Tensor, Tensor | None]:
     x, y = stream.batch(slot)
+    if len(x) > bench.config.batch_size and "stream" in bench.node_config:  # of which the server knows nothing
+        raise DataError(
+            f"slot {slot} has {len(x)} samples, batch-size = {bench.config.batch_size}: so many at most where a node's "
+            f"own config names the stream; make batch-size larger"
+        )
     return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
 
 

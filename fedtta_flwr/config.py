@@ -403,6 +403,16 @@ def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: 
     return ",".join(names)
 
 
+def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> str | None:
+    """Return the first key of a run config in which a run differs that has been.
+
+    A key that a run did not know is default, and one that neither it nor this code knows decides nothing, no more than
+    where a run was written to.
+    """
+    there = RunConfig().to_flat() | dict(ran)
+    return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
+
+
 def _one_line(error: ValidationError) -> str:
     """Turn pydantic's report into one line on the first fault, with the number of the others."""
     faults: dict[str, list[ErrorDetails]] = {}

@@ -10,7 +10,7 @@ from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import takes_gradient_steps, terms_from
-from fedtta_flwr.config import WHERE, RunConfig, Scalar
+from fedtta_flwr.config import RunConfig, Scalar, differing_key
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
@@ -66,9 +66,7 @@ def check_same(directory: Path, config: RunConfig) -> None:
     """
     about = json.loads((directory / "config.json").read_text())
     before, now = about["config"], config.to_flat()
-    differing = [key for key in now if key not in WHERE and before.get(key) != now[key]]
-    if differing:
-        key = differing[0]
+    if key := differing_key(now, before):
         raise ConfigError(
             f"resume = {config.resume!r}: that run had {key} = {before.get(key)!r}, found {now[key]!r}; give it the "
             f"same run config (`fedtta run --resume` takes it from there)"
@@ -137,6 +135,7 @@ def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:
     if isinstance(begin, HeadBench):
         strategy.source = begin.adapted_state()
         return
+    strategy.network = begin.model  # of which it needs to know more than an own `prepare` may tell it
     with plugin_code(strategy.config.strategy):
         strategy.prepare(begin)
     check_requests(strategy)

@@ -675,6 +675,34 @@ def test_streams_without_a_single_slot_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_stream_of_ones_own_may_have_larger_batches_if_the_server_knows_of_it(
+    apps: tuple[Any, Any],
+    run_local: Run,
+    tiny_config: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "large_slots.py").write_text(
+        "import numpy as np, torch\n"
+        "class Large:\n"
+        "    domains = ('a', 'b')\n"
+        "    def __len__(self): return 2\n"
+        "    def batch(self, slot): return torch.rand(7 + slot, 3, 32, 32), np.arange(7 + slot)\n"
+        "def stream(config, client): return Large()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", "large_slots")
+    few = {"num-clients": 2, "batch-size": 7, "adapter": "bn-stats", "strategy": "fedavg", "scores": "tta"}
+    run = run_local(stream="large_slots:stream", classes=10, **few)
+    assert sum(run.summary["accuracy"]["tta"]["per_class"]["seen"]) == 2 * (7 + 8)
+    config = tiny_config(**few, classes=10, **{"output-dir": str(tmp_path / "run")})
+    grid = LocalGrid(apps[1], config.to_flat(), 2)
+    for context, name in zip(grid._contexts.values(), config.client_names(), strict=True):
+        context.node_config = {"clients": name, "stream": "large_slots:stream"}
+    with pytest.raises(FedTTAError, match=r"round 2: .* slot 1 has 8 samples, batch-size = 7: so many at most"):
+        grid.run_server(apps[0])
+
+
 @pytest.mark.parametrize(
     ("fault", "strategy"),
     [

@@ -1,5 +1,6 @@
 """From a run config to a strategy."""
 
+import json
 import sys
 
 import pytest
@@ -259,6 +260,39 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_and_nothing_of_it_stays
         assert "\n" not in str(caught.value)
         assert output.is_dir()
     assert not (tmp_path / "deep").exists()  # it never began
+
+
+def test_a_run_that_is_older_than_a_key_goes_on(run_local) -> None:
+    run = run_local(**{"checkpoint-every": 1})
+    path = run.path / "config.json"
+    about = json.loads(path.read_text())
+    momentum = about["config"].pop("bn-stats.momentum")
+    path.write_text(json.dumps(about))
+    again = TINY | {"resume": str(run.path), "checkpoint-every": 1}
+    with federation(again):
+        pass
+    with (
+        pytest.raises(ConfigError, match=r"bn-stats.momentum = None, found 0.5"),
+        federation(again | {"bn-stats.momentum": momentum / 2}),
+    ):
+        pytest.fail("the run began")
+
+
+def test_a_run_that_is_stopped_before_it_goes_on_loses_nothing(run_local) -> None:
+    run = run_local(**{"checkpoint-every": 1})
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "config.json"}
+
+    def begin_and_stop(strategy) -> None:
+        for observer in strategy.observers:
+            observer.on_start(strategy.config, strategy.config.client_names(), 4)
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        federation(TINY | {"resume": str(run.path), "checkpoint-every": 1}) as strategy,
+    ):
+        begin_and_stop(strategy)
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "config.json"} == before
 
 
 def test_a_run_that_goes_on_is_not_resumed(run_local, tmp_path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
-from fedtta_flwr.config import WHERE, RunConfig, Scalar
+from fedtta_flwr.config import Scalar, differing_key
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.plugins import plugin_fingerprints
@@ -95,16 +95,6 @@ def is_finished(folder: Path) -> bool:
         return bool(json.loads((folder / "summary.json").read_text())["finished"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> str | None:
-    """Return the first key of a cell's run config in which its run differs.
-
-    A key that a run did not know is default, and one that neither it nor this code knows decides nothing, no more than
-    where a run was written to.
-    """
-    there = RunConfig().to_flat() | dict(ran)
-    return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
 
 
 def is_of_this_code(made: Mapping[str, Any], cell: Cell) -> bool:
@@ -263,12 +253,14 @@ def main() -> None:
     folder, name = Path(sys.argv[1]), sys.argv[2]
     (cell,) = [c for c in json.loads((folder / FILE).read_text())["cells"] if c["id"] == name]
     own = cell_folder(folder, name).absolute()
-    config = cell["config"] | {"output-dir": str(own), "state-dir": str(own / STATES)}
+    config = cell["config"] | {"output-dir": str(own)}
+    config["state-dir"] = config["state-dir"] or str(own / STATES)
     config["checkpoint-every"] = config["checkpoint-every"] or EVERY
     if (own / CHECKPOINT).is_file():
         config["resume"] = str(own)
     as_command(lambda: run_local(config, nodes=1))
-    (own / CHECKPOINT).unlink(missing_ok=True)
+    if not cell["config"]["checkpoint-every"]:  # nobody has asked for it
+        (own / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(own / STATES, ignore_errors=True)
 
 

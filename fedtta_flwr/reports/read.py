@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedtta_flwr.bench.runner import FILE as BENCH
-from fedtta_flwr.bench.runner import cell_folder, differing_key
+from fedtta_flwr.bench.runner import cell_folder
 from fedtta_flwr.bench.spec import Labels, Spec, make_spec
-from fedtta_flwr.config import SCORES
+from fedtta_flwr.config import SCORES, differing_key
 from fedtta_flwr.errors import ConfigError, first_fault
 from fedtta_flwr.reports.mistrust import (
     About,

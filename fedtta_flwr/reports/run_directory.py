@@ -65,11 +65,12 @@ class RunDirectory:
         self.board = Scoreboard()
         self.line: dict[str, Any] | None = None
         self._resume = resume
+        self._known = not resume  # what has been: until it is restored, nothing may take the place of the files
         if not resume and path.is_dir() and any(path.iterdir()):
             raise ConfigError(f"output-dir = {str(path)!r}: holds files already; name a new or an empty folder")
         there = next(p for p in (path, *path.parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
-            raise ConfigError(f"output-dir = {str(path)!r}: cannot be made: {there} is no folder that can be written")
+            raise ConfigError(f"output-dir = {str(path)!r}: {there} is no folder that can be written; name another")
         self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
         self._held: dict[str, Any] | None = None
         self._lines: list[str] = []  # those that are not written yet
@@ -211,6 +212,7 @@ class RunDirectory:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         # A line that a kill cut short is of a later round, too.
         write_atomically(path, lambda file: file.writelines(lines[: self._rounds - 1]))
+        self._known = True
 
     def on_end(self) -> None:
         """Write the final collaboration.npz and summary.json."""
@@ -224,8 +226,8 @@ class RunDirectory:
         StorageError
             If it cannot be written.
         """
-        if not self._clients:
-            return  # it never began, and there is no directory
+        if not self._clients or not self._known:
+            return  # it never began, or has not gone on
         if self._held is not None:
             self._release()
         with self._needed():

@@ -91,7 +91,7 @@ class PersonalizedStrategy(Strategy):
         self.run = uuid4().hex
         self.source: State = {}
         self.roster = Roster()
-        self._network: nn.Module = nn.Identity()
+        self.network: nn.Module = nn.Identity()
         self.personal: dict[str, State] = {}
         self._round = Round(0)
         self._asked_by: dict[str, list[str]] = {}
@@ -124,8 +124,8 @@ class PersonalizedStrategy(Strategy):
         return updates.state
 
     def largest_slot(self) -> int:
-        """Return how many samples a client can have in a slot."""
-        return self.config.batch_size
+        """Return how many samples a client can have in a slot; a stream of one's own has as many as it has."""
+        return int(torch.iinfo(torch.int32).max) if self.config.stream else self.config.batch_size
 
     def memory(self) -> State:
         """Return what the method remembers from round to round, tensors by name; for checkpoints."""
@@ -170,11 +170,11 @@ class PersonalizedStrategy(Strategy):
         ConfigError
             If the method cannot work with this network.
         """
-        self.source, self._network = adapter.adapted_state(), adapter.model
+        self.source, self.network = adapter.adapted_state(), adapter.model
 
     def expected(self) -> Update:
         """Return an update of the form that every client's has in this round; its values do not count."""
-        return Update(self.source, form_of(self.descriptor, self._network, self.roster.classes), 0)
+        return Update(self.source, form_of(self.descriptor, self.network, self.roster.classes), 0)
 
     def required_descriptor(self, updates: Updates) -> Tensor:
         """Return the round's descriptors [N, *shape].

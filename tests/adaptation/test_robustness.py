@@ -58,6 +58,16 @@ def finite(state: State) -> bool:
 
 
 @every_adapter
+def test_a_first_step_changes_only_what_is_declared(name: str, tiny: Make) -> None:
+    """What is asked of a package of one's own at run time."""
+    adapter = build(name, tiny())
+    adapter._check._ships = False
+    for seed in range(2):
+        assert adapter.adapt(batch("random", 9, seed)).shape == (9, 3)
+    assert adapter.steps == 2
+
+
+@every_adapter
 @few
 @given(stream=streams)
 def test_any_stream(name: str, stream, tiny: Make) -> None:

@@ -16,11 +16,11 @@ from fedtta_flwr.bench.runner import (
     Running,
     _goes_on,
     cell_folder,
-    differing_key,
     is_finished,
     open_bench,
 )
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
+from fedtta_flwr.config import differing_key
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import locked, read_tensors
 from fedtta_flwr.records import code_fingerprint
@@ -82,6 +82,7 @@ def test_one_fails_and_the_rest_goes_on(made: tuple[Path, Path, subprocess.Compl
     assert [cell["labels"] for cell in about["cells"]] == [{"strategy": n} for n in ("Local", "Broken", "FedAvg")]
     ran = json.loads((cell_folder(folder, "FedAvg.seed0") / "config.json").read_text())
     assert ran["config"]["slots-per-corruption"] == 1
+    assert not {CHECKPOINT, "states"} & {path.name for path in cell_folder(folder, "FedAvg.seed0").iterdir()}
 
 
 def test_it_keeps_what_is_finished(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
@@ -203,7 +204,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_result(tmp_path: 
     assert len(json.loads((own / "config.json").read_text())["resumed"]) == 1
     assert len((own / "rounds.jsonl").read_text().splitlines()) == expected["rounds"]
     assert sorted(path.name for path in own.iterdir()) == sorted(path.name for path in whole.iterdir())
-    assert not (own / CHECKPOINT).exists()
+    assert {CHECKPOINT, "states"} & {path.name for path in own.iterdir()} == {CHECKPOINT}  # it was asked for
 
 
 def test_a_checkpoint_of_other_code_or_config_is_not_used(tmp_path: Path) -> None:
