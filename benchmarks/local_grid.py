@@ -196,8 +196,10 @@ def main() -> None:
         np.save(folder / "images.npy", rng.integers(0, 256, (rounds * BATCH, 32, 32, 3), dtype=np.uint8))
         np.save(folder / "labels.npy", rng.permutation(np.arange(rounds * BATCH) % CLASSES))
         taken: dict[str, list[tuple[float, float]]] = {engine: [] for engine in engines}
-        for _ in range(arguments.repeats):
+        for turn in range(arguments.repeats):
             results = {engine: measured(engine, folder, rounds, samples) for engine in engines}
+            seconds = ", ".join(f"{engine} {result[0]:.1f} ({result[1]:.1f})" for engine, result in results.items())
+            print(f"{turn + 1} of {arguments.repeats}: {seconds} s by the clock (of the processor)", flush=True)
             for engine, result in results.items():
                 taken[engine].append(result[:2])
             (*_, own, w), (*_, other, v) = results.values()
