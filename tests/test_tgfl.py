@@ -27,7 +27,8 @@ def demonstration(
 ) -> tuple[dict[str, Any], Path, LocalRun]:
     """The run config, where clients keep their states, and the run."""
     states = tmp_path_factory.mktemp("states")
-    flat = read_overrides([str(ROOT / "configs" / "btfl-digits.toml")]) | {"device": "cpu", "state-dir": str(states)}
+    flat = read_overrides([str(ROOT / "configs" / "btfl-digits.toml")])
+    flat |= {"device": "cpu", "state-dir": str(states), "checkpoint-every": 1}
     return flat, states, run_local(**flat)
 
 
@@ -84,11 +85,13 @@ def again(demonstration: tuple[dict[str, Any], Path, LocalRun]) -> Callable[...,
         bench = HeadBench(RunConfig.from_flat(flat | {"scores": "tta"} | overrides))
         bench.data, found = data, {}
         for test_set in sets:
-            request = ConfigRecord({"round": FIRST + SETS.index(test_set), "resuming": [], "resume": 0})
+            clients, number = bench.config.client_names(), FIRST + SETS.index(test_set)
+            request = ConfigRecord({"round": number, "resuming": list(clients), "resume": 1000})
             visits = [
                 visit_heads(bench, client, request, received[client], Memory(RecordDict(), states / name))
-                for client in bench.config.client_names()
+                for client in clients
             ]
+            assert not any(v.forgot for v in visits)
             correct, seen = (sum(int(v.counts[key][0].sum()) for v in visits) for key in ("tta", "seen"))
             found[test_set] = 100 * correct / seen
         return found

@@ -161,7 +161,7 @@ def test_finished_runs_of_other_code_are_named(made: tuple[Path, Path, subproces
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_in_mid_run_nothing_goes_on_and_nothing_is_lost(tmp_path: Path, number: signal.Signals) -> None:
-    spec = written_spec(tmp_path, **{"slots-per-corruption": 400, "num-clients": 2, "batch-size": 1})
+    spec = written_spec(tmp_path, **{"slots-per-corruption": 400, "num-clients": 8, "batch-size": 1})
     folder = tmp_path / "out"
     command = [*FEDTTA, "bench", str(spec), "--output", str(folder), "--only", "strategy=Local"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
