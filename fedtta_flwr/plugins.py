@@ -44,7 +44,7 @@ def plugin_fingerprints(config: Mapping[str, Scalar]) -> dict[str, str]:
 
     Nothing is imported, and nothing remembered: who develops a method changes it while a benchmark goes on.
     """
-    packages = {name.partition(":")[0].partition(".")[0] for name in named(config).values()}
+    packages = {_package(name) for name in named(config).values()}
     return {package: _fingerprint(package) for package in sorted(packages)}
 
 
@@ -84,6 +84,11 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
         ) from error
 
 
+def _package(name: str) -> str:
+    """Return the package of ``package.module:Class``."""
+    return name.partition(":")[0].partition(".")[0]
+
+
 def _fingerprint(package: str) -> str:
     """Return the hash of a package's .py files, or of a module's file; empty where there is no source."""
     from fedtta_flwr.records import source_hash  # on use: it brings torch, which reading a spec does not need
@@ -103,7 +108,7 @@ def _fingerprint(package: str) -> str:
 
 def _frames_of(name: str, error: Exception) -> Iterator[TracebackType]:
     """Give the parts of a traceback that are in a plugin's package, outermost first."""
-    package = name.partition(":")[0].partition(".")[0] if ":" in name else None
+    package = _package(name) if ":" in name else None
     tb = error.__traceback__
     while tb is not None:
         if str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
