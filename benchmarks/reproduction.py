@@ -1,11 +1,14 @@
 """The reproduction record: runs the benchmarks of `benchmarks.record`, and writes docs/reproduction.md.
 
     python -m benchmarks.reproduction --data DIR --networks DIR --frost DIR --output DIR [--workers N] [--part NAME ...]
+                                      [--only AXIS=POINT ...]
+    python -m benchmarks.reproduction --write-only [--output DIR]
 
 --data: a folder with torchvision's cifar-10-batches-py and cifar-100-python, or with cifar100_test.npz for the latter.
---networks: a folder with the files of NETWORKS. --frost: the photographs of the frost corruption. OUTPUT keeps the
-regenerated arrays, the converted networks and all runs; what is finished there is not run again, so that the record can
-be stopped, and extended, at any time. --write-only: write the document from what OUTPUT holds.
+--networks: a folder with the files of NETWORKS. --frost: the photographs of the frost corruption. OUTPUT gets the
+regenerated arrays, the converted networks and all runs. What is finished there, or is kept in docs/record
+(`benchmarks.kept`), is not run again, so that the record can be stopped, and extended, at any time and anywhere.
+--only: less of a part, e.g. seed=0. --write-only: write the document of what is kept, or has finished in OUTPUT.
 """
 
 import argparse
@@ -20,63 +23,80 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from benchmarks.kept import KEPT, ROOT, SPECS, keep, restored, run_config
 from benchmarks.record import NETWORKS, PARTS
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.claims import findings
 from fedtta_flwr.reports.of_bench import bench_tables
 from fedtta_flwr.reports.read import BenchOf, read_bench
 
-ROOT = Path(__file__).resolve().parents[1]
-SPECS = ROOT / "configs" / "bench"
+DOCUMENT = ROOT / "docs" / "reproduction.md"
 HEAD = """# The reproduction record
 
 Written by `python -m benchmarks.reproduction`; its docstring says what it needs. Not the papers' networks and, but for
 CIFAR's images, not their data: public pretrained networks on CIFAR-10-C and CIFAR-100-C *regenerated* from their
 recipe, since the random streams of the published arrays are not known. So orders and gaps can be compared with the
 papers, values cannot. A CPU's time scales all of it down, and each part says how. Nothing was tuned: hyper-parameters
-are those of docs/strategies.md and docs/adapters.md, except where a row says otherwise.
+are those of docs/strategies.md and docs/adapters.md, except where a row says otherwise. Of every run [record](record)
+keeps the config and the summary: this page is written of them, and who has the data can add to them with one command.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--data", "--networks", "--frost", "--output"):
-        parser.add_argument(name, type=Path, required=name == "--output")
+        parser.add_argument(name, type=Path)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--part", choices=list(PARTS), action="append", help="run these alone")
+    parser.add_argument("--only", action="append", help="of all that a part runs, the runs at these points alone")
     parser.add_argument("--write-only", action="store_true", help="from what is there")
     arguments = parser.parse_args()
-    output: Path = arguments.output.absolute()
-    if not arguments.write_only:
+    for name in () if arguments.write_only else ("data", "networks", "frost", "output"):
+        if getattr(arguments, name) is None:
+            parser.error(f"--{name} is missing; --write-only needs none")
+    output: Path | None = arguments.output and arguments.output.absolute()
+    if output is not None:
         for name in arguments.part or PARTS:
-            run(name, arguments, output)
-    there = {name: as_run(read_bench(output / name)) for name in PARTS if (output / name / "bench.json").is_file()}
-    there = {name: bench for name, bench in there.items() if bench.cells}
-    made = [written(name, bench) for name, bench in there.items()]
-    (ROOT / "docs" / "reproduction.md").write_text("\n".join([HEAD, overview(there), *made]))
+            try:
+                if not arguments.write_only:
+                    run(name, arguments, output)
+            finally:
+                keep(name, output)  # also what had finished when it was stopped
+    DOCUMENT.write_text(document())
+
+
+def document() -> str:
+    """Return the document of what is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = [name for name in PARTS if (KEPT / f"{name}.jsonl").exists()]
+        there = {name: as_run(read_bench(restored(name, Path(folder)))) for name in names}
+        made = [written(name, bench) for name, bench in there.items()]
+    return "\n".join([HEAD, overview(there), *made])
 
 
 def run(name: str, arguments: argparse.Namespace, output: Path) -> None:
     """Run what is not finished of a part."""
     part = PARTS[name]
-    model, data = network(part.network, arguments.networks, output), Path(arguments.data)
+    output.mkdir(parents=True, exist_ok=True)
+    network(part.network, arguments.networks, output)
+    if not (output / "clean").exists():
+        (output / "clean").symlink_to(arguments.data.absolute())
     if part.data != "clean":
-        clean, data = data, output / part.data
         about = ["--dataset", part.data.removesuffix("-c"), "--severities", "5", "--frost-dir", str(arguments.frost)]
-        fedtta("data", "corrupt", "--data-dir", clean, "--output", data, *about)
-    architecture = NETWORKS[part.network].architecture
-    where = f"data-dir='{data.absolute()}' checkpoint='{model}' model='{architecture}' {part.config}"
-    how = ["--output", str(output / name), "--run-config", where, "--workers", str(arguments.workers)]
-    fedtta("bench", SPECS / f"{part.spec}.toml", *how, *(word for only in part.only for word in ("--only", only)))
+        fedtta("data", "corrupt", "--data-dir", output / "clean", "--output", output / part.data, *about)
+    folder = restored(name, output)
+    how = ["--output", str(folder), "--run-config", run_config(part, output), "--workers", str(arguments.workers)]
+    axes = {only.partition("=")[0] for only in arguments.only or ()}
+    points = [only for only in part.only if only.partition("=")[0] not in axes] + (arguments.only or [])
+    fedtta("bench", SPECS / f"{part.spec}.toml", *how, *(word for point in points for word in ("--only", point)))
 
 
-def network(name: str, folder: Path, output: Path) -> Path:
+def network(name: str, folder: Path, output: Path) -> None:
     """Convert a network, if that has not been done."""
     one, model = NETWORKS[name], output / f"{name}.safetensors"
     if not model.exists():
         about = ["--architecture", one.architecture, "--classes", str(one.classes)]
         fedtta("source", "convert", folder / one.file, *about, "--mean", one.mean, "--std", one.std, "--output", model)
-    return model
 
 
 def fedtta(*words: str | Path) -> None:
@@ -116,7 +136,7 @@ def written(name: str, bench: BenchOf) -> str:
         f"Beside {bench.spec.source}.",
         textwrap.fill(f"{NETWORKS[part.network].words}. {part.words}", 120),
         f"{len(runs)} runs, seeds {', '.join(map(str, bench.spec.seeds))}; {rounds} rounds.",
-        f"Commit {codes}; {versions}; {bench.about['machine']}.",
+        f"Commit {codes}; {versions}; {bench.machines()}.",
     ]
     tables = {table.name: table for table in bench_tables(bench)}
     shown = [f"{tables[name].markdown().strip()}\n" for name in part.tables if name in tables]

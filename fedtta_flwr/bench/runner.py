@@ -5,7 +5,6 @@ A cell that is stopped half-way leaves a checkpoint, from which the same code go
 
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -155,7 +154,6 @@ def open_bench(
             "quick": quick,
             "overrides": dict(overrides),
             "code": code_fingerprint(),
-            "machine": machine(),
             "started": about.get("started", now),
             "cells": [{"id": c.id, "labels": c.labels, "seed": c.seed, "config": c.config} for c in cells],
         },
@@ -233,17 +231,6 @@ def _fault(folder: Path, ended: Running) -> str:
     last = lines[-1] if lines else ""
     why = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     return last.removeprefix("error: ") if status == 2 and last.startswith("error: ") else f"{why}: {last}"
-
-
-def machine() -> str:
-    """Return what the runs are timed on, in words."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{name}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def main() -> None:

@@ -75,6 +75,7 @@ class About(BaseModel):
     clients: list[str]
     rounds: int
     versions: dict[str, str] = {}
+    machine: str = ""  # where the server ran; earlier runs do not know it
 
 
 class _Cell(BaseModel):

@@ -85,9 +85,7 @@ def _grid(bench: BenchOf, score: str, metric: str, words: str) -> Table:
 
 def _costs(bench: BenchOf) -> Table:
     table = cost_table({"\t".join(labels.values()): runs for labels, runs in every_cell(bench)}, list(bench.spec.axes))
-    table.notes.append(
-        f"Measured on {bench.about.get('machine', 'an unknown machine')}; other work may have run beside."
-    )
+    table.notes.append(f"Measured on {bench.machines()}; other work may have run beside.")
     return table
 
 

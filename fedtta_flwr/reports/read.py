@@ -142,6 +142,11 @@ class BenchOf:
     about: dict[str, Any]
     cells: list[CellOf]
 
+    def machines(self) -> str:
+        """Return on what the runs were timed; earlier ones did not know it, but their benchmark did."""
+        before = self.about.get("machine", "an unknown machine")
+        return "; ".join(sorted({c.run.about.get("machine", before) for c in self.cells if c.run is not None}))
+
     def runs(self, labels: Mapping[str, str]) -> list[Run]:
         """Return the finished runs with these labels, seed by seed."""
         return [c.run for c in self.cells if c.run is not None and labels.items() <= c.labels.items()]

@@ -142,7 +142,7 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
         *([("undone", f"{undone} of {run.summary['steps']} steps: their result was not finite")] if undone else []),
-        ("started", str(run.about.get("started", ""))),
+        ("machine", f"{run.about.get('machine', 'unknown')}, started {run.about.get('started', '')}"),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]
     if (written := len(run.lines)) > run.summary["rounds"]:
@@ -172,7 +172,7 @@ def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:
         ("runs", f"{finished} of {len(bench.cells)} finished" + (", --quick" if about.get("quick") else "")),
         ("changed", overrides or "nothing"),
         ("code", ", ".join(codes) + "; " + ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("machine", f"{about.get('machine', '')}, started {about.get('started', '')}"),
+        ("machine", f"{bench.machines()}, started {about.get('started', '')}"),
     ]
 
 

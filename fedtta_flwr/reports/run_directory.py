@@ -102,6 +102,7 @@ class RunDirectory:
             "code": code_fingerprint(),
             "plugins": plugin_fingerprints(config.to_flat()),
             "versions": _versions() | {"python": platform.python_version()},
+            "machine": _machine(),
             "clients": list(clients),
             "rounds": rounds,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -333,6 +334,15 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _machine() -> str:
+    """Return what the server runs on, in words."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def _micro(counts: list[Any]) -> dict[str, float]:

@@ -157,6 +157,7 @@ def test_config_says_what_ran(directory: RunDirectory, config: RunConfig) -> Non
     assert about["rounds"] == 2
     assert about["versions"]["torch"] == torch.__version__.partition("+")[0] or "torch" in about["versions"]
     assert {"flwr", "torch", "numpy", "python"} <= set(about["versions"])
+    assert f"{os.cpu_count()} cores" in about["machine"]
 
 
 def test_a_server_without_ray_writes_its_config(
