@@ -108,14 +108,20 @@ def overview(there: Mapping[str, BenchOf]) -> str:
     """Return how many claims hold, part by part."""
     rows = []
     for name, bench in there.items():
-        verdicts = Counter(finding.verdict() for finding in findings(bench))
+        verdicts = Counter(finding.verdict().removesuffix(", one seed") for finding in findings(bench))
         plain = [f"{verdicts[verdict]}" for verdict in ("holds", "does not hold")]
-        within = sum(number for verdict, number in verdicts.items() if "within" in verdict)
-        network, seeds = NETWORKS[PARTS[name].network].words, f"{len(bench.spec.seeds)}"
-        rows.append([f"[{bench.spec.title}](#{anchor(bench.spec.title)})", network, seeds, *plain, f"{within}"])
+        within = f"{sum(n for verdict, n in verdicts.items() if 'within' in verdict)}"
+        network, seeds = NETWORKS[PARTS[name].network].words, len(bench.spec.seeds)
+        link = f"[{bench.spec.title}](#{anchor(heading(name, bench))})"
+        rows.append([link, network, f"{seeds}", *plain, within if seeds > 1 else "not known"])
     columns = ["part", "network", "seeds", "claims that hold", "that do not", "within the spread of the seeds"]
     lines = [columns, [":--", ":--", "--:", "--:", "--:", "--:"], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def heading(name: str, bench: BenchOf) -> str:
+    """Return the heading of a part: the same benchmark may be there with several networks."""
+    return f"{bench.spec.title} ({NETWORKS[PARTS[name].network].words})"
 
 
 def anchor(title: str) -> str:
@@ -140,7 +146,7 @@ def written(name: str, bench: BenchOf) -> str:
     ]
     tables = {table.name: table for table in bench_tables(bench)}
     shown = [f"{tables[name].markdown().strip()}\n" for name in part.tables if name in tables]
-    return "\n".join([f"## {bench.spec.title}", "", *facts, "", *shown])
+    return "\n".join([f"## {heading(name, bench)}", "", *facts, "", *shown])
 
 
 @cache

@@ -35,9 +35,10 @@ class Finding:
         mean = float(np.mean(self.differences))
         # "By so many points" is at least so many, below 0 at most so many worse; without, better is more than nothing.
         word = "holds" if (mean >= self.claim.by if self.claim.by else mean > 0) else "does not hold"
-        if len(self.differences) > 1 and abs(mean - self.claim.by) < np.std(self.differences, ddof=1):
-            word += ", within the spread of the seeds"
-        return word
+        if len(self.differences) == 1:
+            return f"{word}, one seed"  # which says nothing of how much chance there is in it
+        within = abs(mean - self.claim.by) < np.std(self.differences, ddof=1)
+        return f"{word}, within the spread of the seeds" if within else word
 
     def figures(self) -> str:
         """Return the mean difference and its standard deviation over the seeds."""

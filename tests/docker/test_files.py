@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from tests.docker.conftest import ROOT, load_yaml
 from tests.docker.engine import call
@@ -162,6 +163,42 @@ def test_a_gpu_is_reserved_by_the_override_alone(rendered) -> None:
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", -1, ["gpu"])
     assert service["build"]["args"]["TORCH_INDEX"] == ""
     assert "/cpu" in plain["build"]["args"]["TORCH_INDEX"]
+
+
+# ------------------------------------------------------------------------------------------------------ what is run
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def run_command(words: list[str], folder: Path, **variables: str) -> None:
+    """Run a service's command, which Compose has rendered with $ doubled, with the programs of a folder first."""
+    env = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"} | variables
+    call(*(word.replace("$$", "$") for word in words), env=env)
+
+
+def test_a_device_names_its_clients_and_where_they_keep_their_states(rendered, tmp_path: Path) -> None:
+    script(tmp_path, "flower-supernode", f'printf "%s\\n" "$@" > {tmp_path}/arguments')
+    command = rendered("compose.client.yml")["services"]["supernode"]["command"]
+    more = 'live-dir="/data/live"'
+    run_command(command, tmp_path, FEDTTA_SUPERLINK="a:1", FEDTTA_CLIENTS="x,y", FEDTTA_NODE_CONFIG=more)
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    found = parse_config_args([arguments[arguments.index("--node-config") + 1]])
+    assert found == {"clients": "x,y", "state-dir": "/state/clients", "live-dir": "/data/live"}
+
+
+def test_keys_are_registered_that_are_not_or_no_more(rendered, tmp_path: Path) -> None:
+    # client-00 was revoked and has a new key; client-01 is there; client-02 never was.
+    nodes = "client-00  unregistered  2026  1\nclient-01  online  2026  2\nclient-022 online  2026  3"
+    text = f'case $1 in nodes) printf "{nodes}\\n" ;; register) echo "$2" >> {tmp_path}/registered ;; esac'
+    script(tmp_path, "fedtta", text)
+    service = rendered("compose.local.yml")["services"]["register"]
+    run_command([*service["entrypoint"], *service["command"]], tmp_path)
+    registered = (tmp_path / "registered").read_text().split()
+    assert registered == ["/run/secrets/client-00.pub", "/run/secrets/client-02.pub"]
 
 
 # ------------------------------------------------------------------------------------------------- the build context

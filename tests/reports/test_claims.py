@@ -11,13 +11,13 @@ from fedtta_flwr.reports.claims import Finding
 @pytest.mark.parametrize(
     ("by", "differences", "verdict"),
     [
-        (0.0, [0.0], "does not hold"),  # as good is not better
-        (0.0, [0.01], "holds"),
-        (1.5, [1.5], "holds"),  # at least so many points
-        (1.5, [1.49], "does not hold"),
-        (-0.5, [-0.2], "holds"),  # as good but for half a point
-        (-0.5, [-0.5], "holds"),
-        (-0.5, [-0.51], "does not hold"),
+        (0.0, [0.0], "does not hold, one seed"),  # as good is not better
+        (0.0, [0.01], "holds, one seed"),
+        (1.5, [1.5], "holds, one seed"),  # at least so many points
+        (1.5, [1.49], "does not hold, one seed"),
+        (-0.5, [-0.2], "holds, one seed"),  # as good but for half a point
+        (-0.5, [-0.5], "holds, one seed"),
+        (-0.5, [-0.51], "does not hold, one seed"),
         (0.0, [3.0, -1.0], "holds, within the spread of the seeds"),
         (0.0, [-3.0, 1.0], "does not hold, within the spread of the seeds"),
         (0.0, [3.0, 2.0], "holds"),
