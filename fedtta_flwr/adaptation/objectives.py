@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.base import Adapter, classifier
 from fedtta_flwr.adaptation.norms import batch_statistics
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
 
 #: features [B, D] and logits [B, K]
@@ -146,8 +147,34 @@ TERMS: dict[str, type[FedProx | FedAMP | PFedGraph | Moon | PFedSD]] = {
 
 
 def takes_gradient_steps(adapter: Adapter) -> bool:
-    """Return whether an adapter has a loss that terms can be added to."""
-    return getattr(adapter, "optimizer", None) is not None
+    """Return whether an adapter has a loss that terms can be added to.
+
+    Raises
+    ------
+    ConfigError
+        As `optimizer_of`.
+    """
+    return optimizer_of(adapter) is not None
+
+
+def optimizer_of(adapter: Adapter) -> Optimizer | None:
+    """Return the optimiser that adds terms to its losses, an adapter's ``optimizer``; None if it takes no step.
+
+    Raises
+    ------
+    ConfigError
+        If the adapter has another optimiser, or under another name, whose steps would be without the terms.
+    """
+    found = getattr(adapter, "optimizer", None)
+    if isinstance(found, Optimizer):
+        return found
+    for name, other in vars(adapter).items():
+        if isinstance(other, Optimizer | torch.optim.Optimizer):
+            raise ConfigError(
+                f"{type(adapter).__name__}.{name} is a {type(other).__module__}.{type(other).__name__}: a strategy's "
+                f"local terms need a {Optimizer.__module__}.Optimizer as self.optimizer; make it one"
+            )
+    return None
 
 
 def terms_from(named: Mapping[str, Any]) -> list[Term]:
@@ -187,11 +214,11 @@ class Objectives:
     Raises
     ------
     ConfigError
-        If the adapter takes no gradient step.
+        If the adapter takes no gradient step, or not by its ``optimizer``.
     """
 
     def __init__(self, adapter: Adapter, terms: Sequence[Term]) -> None:
-        optimizer = getattr(adapter, "optimizer", None)
+        optimizer = optimizer_of(adapter)
         if optimizer is None:
             names = ", ".join(type(term).__name__ for term in terms)
             raise ConfigError(

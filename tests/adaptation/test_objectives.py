@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedtta_flwr.adaptation.base import Adapter
+from fedtta_flwr.adaptation.base import Adapter, State
 from fedtta_flwr.adaptation.bbn import BBN
 from fedtta_flwr.adaptation.bn_stats import BNStats
 from fedtta_flwr.adaptation.cotta import CoTTA
+from fedtta_flwr.adaptation.entropy import entropy
+from fedtta_flwr.adaptation.norms import affine_parameters, batch_statistics
 from fedtta_flwr.adaptation.note import NOTE
 from fedtta_flwr.adaptation.objectives import (
     FedAMP,
@@ -24,6 +26,7 @@ from fedtta_flwr.adaptation.objectives import (
     distillation,
     squared_distance,
 )
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.adaptation.roid import ROID
 from fedtta_flwr.adaptation.rotta import RoTTA
 from fedtta_flwr.adaptation.sar import SAR
@@ -33,12 +36,14 @@ from fedtta_flwr.options import (
     BBNOptions,
     BNStatsOptions,
     CoTTAOptions,
+    NoOptions,
     NOTEOptions,
     ROIDOptions,
     RoTTAOptions,
     SAROptions,
     TentOptions,
 )
+from fedtta_flwr.server import federation
 from tests.adaptation.oracle import by_batch, cross_entropy, leaves, network, softmax
 
 F64 = torch.float64
@@ -244,3 +249,71 @@ def test_an_adapter_without_steps_is_refused_in_one_line(tiny) -> None:
     with pytest.raises(ConfigError, match=r"FedProx.*BNStats") as caught:
         Objectives(BNStats(tiny(), BNStatsOptions()), [FedProx()])
     assert "\n" not in str(caught.value)
+
+
+class ByTorch(Adapter):
+    """An adapter of one's own that steps by torch's own optimiser."""
+
+    def __init__(self, model: nn.Module, options: NoOptions) -> None:
+        super().__init__(model, options)
+        self.optimizer = self.make()
+
+    def make(self) -> object:
+        return torch.optim.SGD([p.requires_grad_(True) for p in self.affine.values()], lr=1e-3)
+
+    def select(self) -> State:
+        self.affine = affine_parameters(self.model, "affine")
+        return dict(self.affine)
+
+    @torch.inference_mode()
+    def predict(self, x: Tensor) -> Tensor:
+        with batch_statistics(self.model):
+            return self.model(x)
+
+    @torch.enable_grad()
+    def step(self, x: Tensor) -> Tensor:
+        with batch_statistics(self.model):
+            logits = self.model(x)
+        self.optimizer.zero_grad()
+        entropy(logits).mean().backward()
+        self.optimizer.step()
+        return logits
+
+
+class ByAnotherName(ByTorch):
+    """It has what terms can be added to, but where nobody looks for it."""
+
+    def make(self) -> object:
+        self.opt = Optimizer(list(self.affine.values()), "sgd", learning_rate=1e-3)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (ByTorch, r"^ByTorch\.optimizer is a torch\.optim\.sgd\.SGD: .*adaptation\.optimizer\.Optimizer as self"),
+        (
+            ByAnotherName,
+            r"^ByAnotherName\.opt is a .*\.Optimizer: .*adaptation\.optimizer\.Optimizer as self\.optimizer;",
+        ),
+    ],
+)
+def test_an_optimizer_that_takes_no_terms_is_refused_before_the_run_by_strategies_that_have_some(
+    kind, words, tiny, tiny_config, monkeypatch, tmp_path
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        Objectives(kind(tiny(), NoOptions()), [FedProx()])
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("FEDTTA_PLUGINS", kind.__module__.partition(".")[0])
+    own = {"adapter": f"{kind.__module__}:{kind.__name__}", "output-dir": str(tmp_path / "run")}
+    for strategy in ("fedamp", "pfedgraph", "fedprox", "moon", "pfedsd"):
+        config = tiny_config(**own, strategy=strategy).to_flat()
+        with pytest.raises(ConfigError, match=words), federation(config):
+            pytest.fail("the run began")
+
+
+def test_it_steps_with_strategies_that_have_none(run_local, monkeypatch) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", ByTorch.__module__.partition(".")[0])
+    own = {"adapter": f"{ByTorch.__module__}:ByTorch", "scores": ""}
+    for config in ({"strategy": "fedavg"}, {"strategy": "fedamp", "fedamp.weight": 0.0}):
+        assert run_local(**own | config, rounds=1).lines()[0]["steps"] > 0
