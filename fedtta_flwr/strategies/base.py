@@ -274,8 +274,10 @@ class PersonalizedStrategy(Strategy):
         """
         read, rejected = self._read(replies)
         if len(read) > len(rejected):
-            # Where the method is W @ theta and no more, nobody looks at the states again once they are mixed.
-            expendable = type(self).personalize is PersonalizedStrategy.personalize
+            # Where the method is W @ theta and no more, nobody looks at the states again once they are mixed; but what
+            # does not ship may have kept them.
+            ships = type(self).__module__.startswith(f"{__package__}.")
+            expendable = ships and type(self).personalize is PersonalizedStrategy.personalize
             updates = stack_updates(server_round, read, rejected, self.personal, self.source, expendable=expendable)
             read.clear()  # they have been copied
             self._round.clients = updates.clients

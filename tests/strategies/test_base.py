@@ -1,14 +1,17 @@
 """What the strategies have in common: whose memory holds the personal states."""
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.models import build
+from fedtta_flwr.models.checkpoints import save
 from fedtta_flwr.strategies.fedavg import FedAvg
-from fedtta_flwr.strategies.updates import State, Updates
+from fedtta_flwr.strategies.updates import BLOCK, State, Updates
 
 Config = Callable[..., RunConfig]
 
@@ -55,3 +58,26 @@ def test_states_are_mixed_in_place_where_nobody_looks_at_them_again(
     (updates,) = seen
     assert updates.expendable == expendable
     assert (updates.state == {}) == expendable
+
+
+class Keeper(FedAvg):
+    """A strategy of one's own that remembers what was uploaded, for the next round."""
+
+    uploaded: ClassVar[list[tuple[State, State]]] = []  # as it was given, and copies
+
+    def collaboration_matrix(self, updates: Updates) -> torch.Tensor:
+        self.uploaded.append((dict(updates.state), {name: t.clone() for name, t in updates.state.items()}))
+        return super().collaboration_matrix(updates)
+
+
+def test_what_a_strategy_of_ones_own_keeps_is_no_mixture_in_large_layers_either(
+    run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", Keeper.__module__.partition(".")[0])
+    name, source = "resnet8-fedtsa", tmp_path / "source.safetensors"
+    save(build(name, 10), source, {"architecture": name, "classes": "10"})
+    strategy = f"{Keeper.__module__}:Keeper"
+    run_local(strategy=strategy, adapter="entropy", model=name, checkpoint=str(source), scores="", rounds=1)
+    ((kept, copies),) = Keeper.uploaded
+    assert max(t[0].numel() for t in kept.values()) > BLOCK
+    assert all(torch.equal(t, copies[name]) for name, t in kept.items())
