@@ -281,12 +281,16 @@ class BTFLOptions(Options):
     The published code, unlike the paper: configs/presets/btfl-code.toml.
     """
 
-    smoothing: Share = Field(0.0, description="share of a fair coin in every bit's frequency")
-    leave_one_out: bool = Field(False, description="whether the mean frequencies are those of the other clients")
+    smoothing: Share = Field(
+        0.0, description="share of a fair coin in every bit's frequency; 0.0 is the paper (published code 0.4)"
+    )
+    leave_one_out: bool = Field(
+        False, description="whether the mean frequencies are those of the other clients; false is the paper"
+    )
     exponents: Literal["paper", "code"] = Field(
         "paper", description="of the likelihoods: by entropies relative to themselves, or, code, to training's"
     )
-    squash: NotNegative = Field(0.0, description="kb: bound of the corrected ratio, less 1; 0.0 = none")
+    squash: NotNegative = Field(0.0, description="kb: bound of the corrected ratio, less 1; 0.0 = none, the paper")
     threshold: Positive = Field(16.0, description="lambda: counts above it in sum are pruned")
     strength: NotNegative = Field(1.0, description="rho: what pruned counts keep in sum, above 1 each")
     prior: Literal["sample", "batch"] = Field(

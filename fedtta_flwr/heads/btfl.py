@@ -37,6 +37,10 @@ class BTFL(Predictor):
     A sample is predicted by the counts of those before it, then counted: the batches do not matter. With ``prior =
     "batch"``, the published code's, all samples of a batch are predicted by the counts of the batches before.
 
+    The public code smooths the frequencies, .6 p + .2, leaves the client out of those of all, and bounds the ratio;
+    the paper has none of the three, and here they are off: ``smoothing = 0.4``, ``leave-one-out = true`` and ``squash =
+    4.0`` switch them on. Without smoothing a frequency keeps 1e-6 from 0 and 1, whose logarithms the paper leaves open.
+
     Parameters
     ----------
     fitted : Fitted
