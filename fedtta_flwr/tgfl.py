@@ -4,8 +4,9 @@ Of a client's own work `Memory` keeps the heads that are not shared and, once me
 part. A process keeps what belongs to no client: the network, the images and how they are shared out (`HeadBench`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,16 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import SHARED, Predictor
-from fedtta_flwr.heads.training import SGD, Epoch, TwoHeads, fitted, personalise, statistics, train_shared
+from fedtta_flwr.heads.training import (
+    SGD,
+    Epoch,
+    TwoHeads,
+    fitted,
+    personal_logits,
+    personalise,
+    statistics,
+    train_shared,
+)
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.base import Classifier
@@ -177,7 +187,10 @@ def _predict(
     result.count("seen", torch.bincount(labels, minlength=bench.classes))
     result.count("tta", hits(torch.cat(probabilities), labels, bench.classes))
     with torch.inference_mode():
-        alone = {"source": bench.net.global_head, "local": bench.net.personal_head}
+        alone: dict[str, Callable[[Tensor], Tensor]] = {
+            "source": bench.net.global_head,
+            "local": partial(personal_logits, bench.net),
+        }
         if "global_head.weight" not in bench.net.shared():
             del alone["source"]  # FedRep trains none
         for score, head in alone.items():

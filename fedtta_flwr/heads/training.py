@@ -146,9 +146,18 @@ def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:
             with torch.no_grad():
                 z = net.extractor(x)
             optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(_personal(net, z), labels).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(personal_logits(net, z), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     net.zero_grad(set_to_none=True)
+
+
+def personal_logits(net: TwoHeads, z: Tensor) -> Tensor:
+    """Return the personal prediction's logits [B, K], by which its head learns, from features [B, D] that it leaves.
+
+    They are the personal head's; FedRoD's learns what the global one lacks, so that they are the sum of both.
+    """
+    logits: Tensor = net.personal_head(z)
+    return logits + net.global_head(z).detach() if net.recipe.heads == "fedrod" else logits
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
@@ -205,12 +214,6 @@ def fitted(net: TwoHeads, found: Mapping[str, Tensor]) -> Fitted:
     return Fitted(net.extractor, shared, own, dict(found))
 
 
-def _personal(net: TwoHeads, z: Tensor) -> Tensor:
-    """Return the logits [B, K] by which the personal head learns, from features that it does not change."""
-    logits: Tensor = net.personal_head(z)
-    return logits + net.global_head(z).detach() if net.recipe.heads == "fedrod" else logits
-
-
 def _loss(net: TwoHeads, x: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
     recipe = net.recipe
     z = net.extractor(x)
@@ -221,7 +224,7 @@ def _loss(net: TwoHeads, x: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
     else:
         loss = F.cross_entropy(net.global_head(z), labels)
     if recipe.heads == "fedrod":
-        loss = loss + F.cross_entropy(_personal(net, z.detach()), labels)
+        loss = loss + F.cross_entropy(personal_logits(net, z.detach()), labels)
     if recipe.sparsity:
         loss = loss + recipe.sparsity * z.abs().sum(dim=1).mean()
     if net.rotation_head is not None:

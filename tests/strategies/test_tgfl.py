@@ -365,3 +365,11 @@ def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
     refused = pytest.raises(ConfigError, match="head = 'own_heads:torch': no subclass")
     with refused, federation(heads | {"head": "own_heads:torch"}):
         pass
+
+
+def test_fedrods_personal_prediction_is_the_sum_of_its_heads(
+    run_local: Callable[..., LocalRun], heads: dict[str, Any]
+) -> None:
+    accuracy = run_local(**heads | {"head": "fedrod", "tgfl.dirichlet": 0.1}).summary["accuracy"]
+    assert accuracy["local"] == accuracy["tta"]
+    assert accuracy["local"] != accuracy["source"]
