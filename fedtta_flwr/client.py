@@ -134,7 +134,8 @@ def _visit_all(
             else:
                 from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
 
-                visited.append(visit_heads(bench, client, request, own, memory))
+                with plugin_code(bench.config.head):
+                    visited.append(visit_heads(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))
     # Only now: a visit that fails half-way must leave no client half-advanced.

@@ -18,7 +18,7 @@ from fedtta_flwr.adaptation.augment import crop_and_flip
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.heads.base import SHARED, Predictor
+from fedtta_flwr.heads.base import SHARED, Predictor, ask
 from fedtta_flwr.heads.training import (
     SGD,
     Epoch,
@@ -29,11 +29,13 @@ from fedtta_flwr.heads.training import (
     statistics,
     train_shared,
 )
+from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import load
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
+from fedtta_flwr.plugins import plugin_code
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
 from fedtta_flwr.registry import HEADS, resolve
 from fedtta_flwr.seeding import seeded, torch_rng
@@ -180,7 +182,7 @@ def _predict(
     predictor.reset()
     probabilities, weights = [], []
     for batch in torch.split(x, bench.config.batch_size):
-        probabilities.append(predictor.predict(batch))
+        probabilities.append(ask(predictor, batch))
         if predictor.weights is not None:
             weights.append(predictor.weights)
     result.domains.append(name)
@@ -243,13 +245,19 @@ def in_order(bench: HeadBench, client: str) -> Epoch:
 def check_heads(config: RunConfig) -> HeadBench:
     """Find out what is wrong with data, network and head while nobody has been asked anything yet.
 
+    A head of the user's own predicts an image, for which it is otherwise asked when all training is over.
+
     Returns
     -------
     HeadBench
         As every client has it at the start.
     """
-    bench = HeadBench(config)
-    bench.data.check()
+    with plugin_code(config.head):
+        bench = HeadBench(config)
+        bench.data.check()
+        if config.head not in HEADS:
+            names = config.client_names()
+            try_out(config.head, bench.method, bench.options, bench.net, in_order(bench, names[0]), len(names))
     return bench
 
 

@@ -15,6 +15,10 @@ from fedtta_flwr.seeding import torch_rng
 
 #: statistic that a client uploads -> the name under which the uniform mean of all clients' comes back
 SHARED: Mapping[str, str] = {"dle-personal": "dle-global", "feature-personal": "feature-global"}
+#: all that a predictor may need (`Fitted`); the last where its recipe trains it
+NEEDS = frozenset(
+    {*SHARED, *SHARED.values(), "clients", "entropy-personal", "entropy-global", "features", "labels", "rotation-head"}
+)
 
 
 @dataclass(frozen=True)
@@ -139,3 +143,23 @@ class Predictor(ABC):
         """Return the CPU generator of one draw; make `seen`, or the sample's place in the set, part of the purpose."""
         seed, *whom = self.identity
         return torch_rng(int(seed), *whom, *purpose)
+
+
+def ask(predictor: Predictor, x: Tensor) -> Tensor:
+    """Return a predictor's probabilities [B, K] for images x [B, C, H, W].
+
+    Raises
+    ------
+    ConfigError
+        If they, or the weights beside them, are of another form.
+    """
+    probabilities = predictor.predict(x)
+    classes = len(predictor.fitted.global_head)
+    answers: dict[str, tuple[object, list[int]]] = {"predict returned": (probabilities, [len(x), classes])}
+    if predictor.weights is not None:
+        answers["weights is"] = predictor.weights, [len(x)]
+    for what, (found, expected) in answers.items():
+        form = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if form != expected:
+            raise ConfigError(f"head {type(predictor).__name__}: {what} {form}, expected a tensor {expected}")
+    return probabilities

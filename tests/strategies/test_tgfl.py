@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.data.build import open_benchmark
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, WEIGHTS, arrays_of, from_arrays, to_arrays
@@ -47,6 +47,53 @@ class Fading(Predictor):
 class Plain(Predictor):
     def predict(self, x):
         return self.logits(self.extractor(x))[0].softmax(1)
+
+class Needy(Plain):
+    needs = {"my-statistic"}
+
+class Turned(Plain):
+    needs = frozenset({"rotation-head"})
+
+class Listed(Plain):
+    needs = ["features"]
+
+class Abstract(Predictor):
+    pass
+
+class Cook(Plain):
+    @classmethod
+    def recipe(cls, options):
+        return cls.nothing
+
+class Unmade(Plain):
+    def __init__(self, fitted, options):
+        super().__init__(fitted, options)
+        self.scale = fitted.statistic
+
+class Misspelt(Plain):
+    def predict(self, x):
+        return self.logit(x)
+
+class Flat(Plain):
+    def predict(self, x):
+        return super().predict(x)[0]
+
+class Unlike(Plain):
+    def predict(self, x):
+        return super().predict(x).tolist()
+
+class Weighed(Plain):
+    def predict(self, x):
+        self.weights = torch.tensor(0.5)
+        return super().predict(x)
+
+class Late(Plain):
+    def predict(self, x):
+        return super().predict(x) / (len(x) == 1 or 1 // 0)
+
+class Fewer(Plain):
+    def predict(self, x):
+        return super().predict(x)[:1]
 """
 ROUNDS = 2 + 1 + 5
 
@@ -365,6 +412,46 @@ def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
     refused = pytest.raises(ConfigError, match="head = 'own_heads:torch': no subclass")
     with refused, federation(heads | {"head": "own_heads:torch"}):
         pass
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("Needy", r"^head = 'own_heads:Needy': needs = \{'my-statistic'\}; allowed: a set of clients, dle-global, "),
+        ("Turned", r"\{'rotation-head'\}\); .*, and rotation-head where recipe\(\) has rotation=True$"),
+        ("Listed", r"needs = \['features'\]; allowed: a set of clients, "),
+        ("Abstract", r"^head = 'own_heads:Abstract': Abstract\(Fitted, NoOptions\) raised TypeError: .*predict"),
+        ("Cook", r"^Cook\.recipe raised AttributeError: .*nothing.* \(own_heads\.py, line \d+\)$"),
+        ("Unmade", r"Unmade\(Fitted, NoOptions\) raised AttributeError: .*statistic.* \(own_heads\.py, line"),
+        ("Misspelt", r"^Misspelt\.predict raised AttributeError: .*logit.* \(own_heads\.py, line \d+\)$"),
+        ("Flat", r"^head Flat: predict returned \[4\], expected a tensor \[1, 4\]$"),
+        ("Unlike", r"^head Unlike: predict returned list, expected a tensor \[1, 4\]$"),
+        ("Weighed", r"^head Weighed: weights is \[\], expected a tensor \[1\]$"),
+    ],
+)
+def test_a_head_that_cannot_predict_is_one_line_before_anything_is_trained(
+    heads: dict[str, Any], tmp_path: Path, head: str, words: str
+) -> None:
+    config = heads | {"head": f"own_heads:{head}", "output-dir": str(tmp_path / "run"), "device": "cpu"}
+    with pytest.raises(FedTTAError, match=words) as caught, federation(config):
+        pytest.fail("the run began")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("Late", r"^round 4: .*; client-00: Late\.predict raised ZeroDivisionError: .* \(own_heads\.py, line"),
+        ("Fewer", r"^round 4: .*; client-00: head Fewer: predict returned \[1, 4\], expected a tensor \[7, 4\]$"),
+    ],
+)
+def test_a_head_that_cannot_predict_what_comes_later_ends_the_run_with_one_line(
+    run_local: Callable[..., LocalRun], heads: dict[str, Any], head: str, words: str
+) -> None:
+    with pytest.raises(FederationError, match=words) as caught:
+        run_local(**heads | {"head": f"own_heads:{head}"})
+    assert "\n" not in str(caught.value)
 
 
 def test_fedrods_personal_prediction_is_the_sum_of_its_heads(
