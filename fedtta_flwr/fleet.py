@@ -25,6 +25,8 @@ NOT_YET_VALID, EXPIRED, OTHER_HOST = (9,), (10,), (62, 64)  # OpenSSL's X509_V_E
 #: a request may be as much older or younger than the server's clock, in seconds (Flower: 5 s ahead, 305 s behind)
 AHEAD, BEHIND = 5, 305
 FURTHEST = 24 * 3600  # seconds by which a clock may be off for us to still measure by how much
+#: gRPC's words for a server that is absent, busy, or fails (its disk is full, say): not for one that refuses
+PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL", "CANCELLED", "RESOURCE_EXHAUSTED")
 
 
 class NotYet(FederationError):  # noqa: N818 - no error: time may heal it
@@ -65,7 +67,7 @@ def check_tls(server: Address, ca: Path) -> Certificate:
     Raises
     ------
     NotYet
-        Nobody answers, or the certificate is not valid yet.
+        Nobody answers, who does hangs up, or the certificate is not valid yet.
     FederationError
         It is not the server that it should be; one line that says why.
     """
@@ -74,13 +76,17 @@ def check_tls(server: Address, ca: Path) -> Certificate:
         return _handshake(server, ca)
     except ssl.SSLCertVerificationError as error:
         raise _explain(server, ca, error) from None
-    except ssl.SSLError as error:
-        raise FederationError(
-            f"{server} answers, but not with TLS ({error.reason}): the server runs with --insecure, or this is the "
-            f"port of something else"
-        ) from None
     except OSError as error:
-        raise NotYet(f"{server} hung up during the TLS handshake ({error.strerror or error})") from None
+        # Who says something else speaks no TLS; who says nothing may be a proxy or a tunnel whose server is away.
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            raise FederationError(
+                f"{server} answers, but not with TLS ({error.reason}): the server runs with --insecure, or this is the "
+                f"port of something else"
+            ) from None
+        raise NotYet(
+            f"{server} hung up during the TLS handshake ({error.strerror or error}): is the server running behind that "
+            f"port, and with TLS?"
+        ) from None
 
 
 def is_registered(server: Address, ca: Path, key: "EllipticCurvePrivateKey") -> bool:
@@ -89,7 +95,7 @@ def is_registered(server: Address, ca: Path, key: "EllipticCurvePrivateKey") -> 
     Raises
     ------
     NotYet
-        The server does not answer, or the clocks differ by too much for it to listen.
+        The server does not answer or fails to, or the clocks differ by too much for it to listen.
     FederationError
         It answers something else.
     """
@@ -173,8 +179,9 @@ class _Fleet:
         try:
             getattr(self._stub, method)(request, timeout=CONNECT_SECONDS, metadata=headers)
         except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise NotYet(f"{self._server}: {error.details()}") from None
+            if (status := error.code().name) in PASSING:
+                why = " ".join(str(error.details()).split())
+                raise NotYet(f"{self._server}: {status} ({why}); if that lasts, see the server's log") from None
             return str(error.details())
         return ""
 

@@ -5,10 +5,12 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -19,11 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 from fedtta_flwr.credentials import load_ca, load_key
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.fleet import NotYet, check_tls, reach
+from fedtta_flwr.fleet import NotYet, check_tls, is_registered, reach
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,9 +42,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def server(
-    certificates: Path | None, protocols: tuple[str, ...] = ("h2",), host: str = "127.0.0.1"
+    certificates: Path | None,
+    protocols: tuple[str, ...] = ("h2",),
+    host: str = "127.0.0.1",
+    words: bytes = b"220 another service\r\n" * 10,
 ) -> Iterator[Address]:
-    """Something that shakes hands with whoever comes; without certificates it says a few words that are no TLS."""
+    """Something that shakes hands with whoever comes; without certificates it says a few words and hangs up."""
     context = None
     if certificates is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -58,8 +64,8 @@ def server(
             with connection:
                 try:
                     if context is None:
-                        connection.sendall(b"220 another service\r\n" * 10)
-                        connection.recv(1000)
+                        connection.sendall(words)
+                        connection.recv(10_000)  # what was left unread would make the end a reset
                     else:
                         with context.wrap_socket(connection, server_side=True) as secure:
                             secure.recv(1)
@@ -74,6 +80,30 @@ def server(
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
         thread.join(timeout=10)
+
+
+@contextmanager
+def fleet_api(certificates: Path | None, status: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> Iterator[Address]:
+    """A gRPC server that answers whatever it is asked with an error."""
+
+    class Failing(FleetServicer):  # type: ignore[misc]
+        def ActivateNode(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802 - gRPC's name
+            if status == grpc.StatusCode.UNKNOWN:
+                raise OSError("database or disk is full\n[SQL: ...]")
+            context.abort(status, "database or disk is full")
+
+    serving = grpc.server(ThreadPoolExecutor(1))
+    add_FleetServicer_to_server(Failing(), serving)
+    if certificates is None:
+        port = serving.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = ((certificates / "server.key").read_bytes(), (certificates / "server.crt").read_bytes())
+        port = serving.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    serving.start()
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
+        serving.stop(None).wait()
 
 
 def dated(keys: Path, folder: Path, start: timedelta, end: timedelta) -> Path:
@@ -153,6 +183,31 @@ def test_no_tls(keys: Path) -> None:
     with server(None) as address:
         error = fault(address, keys / "k" / "ca.crt", "not with TLS", "--insecure")
     assert not isinstance(error, NotYet)
+
+
+def test_a_superlink_without_tls(keys: Path) -> None:
+    with fleet_api(None) as address:
+        error = fault(address, keys / "k" / "ca.crt", "not with TLS", "--insecure")
+    assert not isinstance(error, NotYet)
+
+
+def test_who_hangs_up_may_soon_be_back(keys: Path) -> None:
+    """As a proxy or a tunnel does while its server restarts."""
+    with server(None, words=b"") as address:
+        assert isinstance(fault(address, keys / "k" / "ca.crt", "hung up", "is the server running"), NotYet)
+
+
+@pytest.mark.parametrize(
+    ("name", "heals"),
+    [(name, True) for name in ("UNKNOWN", "INTERNAL", "CANCELLED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")]
+    + [(name, False) for name in ("UNIMPLEMENTED", "PERMISSION_DENIED", "FAILED_PRECONDITION")],
+)
+def test_a_server_that_fails_is_not_one_that_refuses(keys: Path, name: str, heals: bool) -> None:
+    with fleet_api(keys / "k", grpc.StatusCode[name]) as address, pytest.raises(FederationError) as caught:
+        is_registered(address, keys / "k" / "ca.crt", ec.generate_private_key(ec.SECP384R1()))
+    assert isinstance(caught.value, NotYet) == heals
+    assert "disk is full" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_nobody_there(keys: Path) -> None:
