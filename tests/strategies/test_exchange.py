@@ -44,6 +44,10 @@ class SlowGrid(LocalGrid):
         return super().pull_messages(ready)
 
 
+class HttpGrid(SlowGrid):
+    """The same, by the name of a SuperLink's."""
+
+
 NEVER = float("inf")
 
 
@@ -88,6 +92,14 @@ def test_the_wait_doubles_up_to_its_bound_and_starts_anew_with_a_reply(monkeypat
     assert parts(exchange.send_and_receive(grid, messages_to(grid), 10)) == [0, 1]
     milliseconds = [1, 2, 4, 8, 16, 32, 50, 50, 50, *(1, 2)]
     assert waits == pytest.approx([wait / 1000 for wait in milliseconds])
+
+
+def test_a_superlink_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = HttpGrid([2, 5])
+    waits: list[float] = []
+    monkeypatch.setattr(exchange.time, "sleep", waits.append)
+    assert parts(exchange.send_and_receive(grid, messages_to(grid), 10)) == [0, 1]
+    assert waits == [1, 1, 1, 1]
 
 
 def test_the_last_wait_ends_with_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
