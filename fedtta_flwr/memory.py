@@ -3,11 +3,15 @@
 Flower keeps ``context.state`` in memory, one for each of its runs. What must survive the node, or a server that is
 restarted and resumes under another Flower run, is also written to ``STATE-DIR/RUN/CLIENT.safetensors``: after every
 visit, and once more, with the round in its name, when the server writes a checkpoint of its own. Where server and
-clients are one process, which only a checkpoint can survive, it is written for those alone.
+clients are one process, which only a checkpoint can survive, it is written for those alone. From a folder of its own,
+which nobody else may ever look into, a node removes the runs of long ago.
 """
 
 import logging
+import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -17,11 +21,13 @@ from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.files import read_tensors, write_tensors
+from fedtta_flwr.files import BESIDE, read_tensors, write_tensors
 from fedtta_flwr.records import from_arrays, to_arrays
 
 ONE_PROCESS = "one-process"  # in a node config: the server is in the node's process
 KEPT_CHECKPOINTS = 2  # the server may be killed between the clients' writing and its own
+KEPT_DAYS = 30  # a run that nothing has touched for so long is not resumed
+RUN = re.compile("[0-9a-f]{32}")  # how a server names a run, and so its folder
 
 
 @dataclass
@@ -117,12 +123,15 @@ class Memory:
 def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
     """Return the folder for the states of a node's clients in a run: the node config's, or else the run config's.
 
+    At a run's first visit, past runs are removed from the node config's; the run config's is its user's to tidy.
+
     Raises
     ------
     ConfigError
         If it is relative, or the run has no usable name.
     """
-    named = str(context.node_config.get("state-dir") or config.state_dir)
+    own = str(context.node_config.get("state-dir") or "")
+    named = own or config.state_dir
     if not named:
         return None
     folder = Path(named).expanduser()
@@ -130,7 +139,31 @@ def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
         raise ConfigError(f"state-dir = {named!r}: relative; allowed: an absolute path or one that begins with ~")
     if not run.isalnum():  # it comes from the server and becomes a part of a path
         raise ConfigError(f"run = {run!r}: no name of a run; allowed: letters and digits")
+    if own and not (folder / run).exists():
+        _forget_past_runs(folder)
     return folder / run
+
+
+def _forget_past_runs(folder: Path) -> None:
+    """Remove the folders of runs that nothing has touched for `KEPT_DAYS`, and nothing else; no link is followed.
+
+    The clock can be trusted: a server listens to no device whose clock is off by more than minutes.
+    """
+    for run in folder.glob("*"):
+        if not RUN.fullmatch(run.name) or run.is_symlink():
+            continue
+        with suppress(OSError):  # another process may be faster
+            files = list(run.iterdir())
+            touched = max(path.lstat().st_mtime for path in (run, *files))
+            if time.time() - touched > KEPT_DAYS * 24 * 3600 and all(map(_is_ours, files)):
+                for path in files:
+                    path.unlink(missing_ok=True)
+                run.rmdir()
+                log(logging.INFO, "%s: removed, since nothing has touched it for %d days", run, KEPT_DAYS)
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name.endswith((".safetensors", BESIDE)) and path.is_file() and not path.is_symlink()
 
 
 def _read(path: Path) -> Remembered:

@@ -1,6 +1,8 @@
 """Clients find their states again: in the same context, in another process, after a restart, after a checkpoint."""
 
 import errno
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from flwr.app import Context, RecordDict
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import write_tensors
-from fedtta_flwr.memory import Memory, Remembered, state_folder
+from fedtta_flwr.memory import KEPT_DAYS, Memory, Remembered, state_folder
 from fedtta_flwr.records import from_arrays, to_arrays
 
 
@@ -175,3 +177,55 @@ def test_paths_from_outside_are_checked(tiny_config: Callable[..., RunConfig], f
     context = Context(1, 2, {"state-dir": folder}, RecordDict(), {})
     with pytest.raises(ConfigError, match="allowed"):
         state_folder(tiny_config(), context, run)
+
+
+OLD, NEW = "0123456789abcdef" * 2, "f" * 32
+
+
+def age(folder: Path, days: float) -> None:
+    then = time.time() - days * 24 * 3600
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def visit(folder: Path, run: str, config: RunConfig) -> None:
+    """What a visit does, in a folder of the node's own unless the run config names one."""
+    context = Context(1, 2, {} if config.state_dir else {"state-dir": str(folder)}, RecordDict(), {})
+    Memory(RecordDict(), state_folder(config, context, run)).keep({"a": state(1), "b/c": state(1)}, checkpoint=1)
+
+
+def test_a_node_forgets_past_runs_when_another_begins(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    visit(tmp_path, OLD, tiny_config())
+    visit(tmp_path, NEW, tiny_config())
+    (tmp_path / OLD / ".a.safetensors.7.fedtta-tmp").write_bytes(b"of a writer that was killed")
+    age(tmp_path / OLD, KEPT_DAYS + 1)
+    age(tmp_path / NEW, KEPT_DAYS - 1)
+    visit(tmp_path, NEW, tiny_config())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OLD, NEW]  # it was here before
+    visit(tmp_path, "e" * 32, tiny_config())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e" * 32, NEW]
+
+
+def test_nothing_but_past_runs_is_forgotten(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    names = ["notes", OLD[:-1], OLD.upper(), *(digit * 32 for digit in "01234")]
+    for name in names:
+        visit(tmp_path, name, tiny_config())
+    (tmp_path / ("0" * 32) / "mine.txt").write_text("")
+    (tmp_path / ("1" * 32) / "mine.safetensors").mkdir()
+    (tmp_path / ("2" * 32) / "mine.safetensors").symlink_to(tmp_path / "notes" / "a.safetensors")
+    (tmp_path / ("4" * 32)).rename(tmp_path / "elsewhere")
+    (tmp_path / ("4" * 32)).symlink_to(tmp_path / "elsewhere")
+    for name in (*names[:-1], "elsewhere"):
+        age(tmp_path / name, 2 * KEPT_DAYS)
+    os.utime(tmp_path / ("3" * 32) / "b%2Fc.safetensors")  # of two clients one is still there
+    before = sorted(tmp_path.rglob("*"))
+    visit(tmp_path, NEW, tiny_config())
+    assert [path for path in sorted(tmp_path.rglob("*")) if NEW not in path.parts] == before
+
+
+def test_the_folder_of_a_run_config_is_its_users(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = tiny_config(**{"state-dir": str(tmp_path)})
+    visit(tmp_path, OLD, config)
+    age(tmp_path / OLD, 2 * KEPT_DAYS)
+    visit(tmp_path, NEW, config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [OLD, NEW]
