@@ -146,9 +146,13 @@ def federation(environment: dict[str, str], tmp_path_factory: pytest.TempPathFac
 
 def test_a_run_equals_the_one_in_a_single_process(federation: Federation) -> None:
     output = federation.folder / "deployed"
+    began = time.monotonic()
     done = federation.run(output)
+    took = time.monotonic() - began
     assert done.returncode == 0, done.stdout + done.stderr + federation.log("server") + federation.log("gate")
     assert "accuracy in %" in done.stdout  # the log was streamed
+    polls = federation.log("server").count("POST /v1/runtime/pull-messages")  # each is a line in the server's log
+    assert polls < 3 * took
 
     alone = federation.folder / "alone"
     run_local(read_overrides([RUN]) | {"output-dir": str(alone)}, nodes=3)
