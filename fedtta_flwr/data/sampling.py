@@ -16,7 +16,8 @@ def draw_samples(config: RunConfig, client: str, labels: NDArray[np.int64], clas
 
     ``fling-iid``: every client draws without replacement and independently of the others, so that clients overlap
     (the sampler of the FedTSA and FedCTTA protocol). ``disjoint``: no sample belongs to two clients. With a
-    ``class-skew`` the classes are drawn from a Dirichlet distribution first (`fedtta_flwr.data.dirichlet`).
+    ``class-skew`` the classes are drawn from a Dirichlet distribution first (`fedtta_flwr.data.dirichlet`): how many
+    samples of each by ``class-skew-seed`` alone, which ones by the run's seed, too, so that seeds are repetitions.
 
     Raises
     ------
@@ -35,6 +36,8 @@ def draw_samples(config: RunConfig, client: str, labels: NDArray[np.int64], clas
             seed=config.class_skew_seed,
         )
         samples = everyone[config.client_names().index(client)]
+        if config.seed:  # those of seed 0 are the published sampler's
+            samples = _others_of_a_class(labels, config.seed)[samples]
         if config.stream_order == "shuffled":
             samples = numpy_rng(config.seed, client, "order").permutation(samples)
         return samples
@@ -47,6 +50,14 @@ def draw_samples(config: RunConfig, client: str, labels: NDArray[np.int64], clas
     if config.stream_order == "class-sorted":
         samples = samples[np.argsort(labels[samples], kind="stable")]
     return samples
+
+
+def _others_of_a_class(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return a random permutation [N] of the samples that gives each one of its own class."""
+    drawn = numpy_rng(seed, "samples of a class").permutation(len(labels))
+    others = np.empty_like(drawn)
+    others[np.argsort(labels, kind="stable")] = drawn[np.argsort(labels[drawn], kind="stable")]
+    return others
 
 
 def _number(config: RunConfig, available: int) -> int:

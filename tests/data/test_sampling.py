@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.corruptions import CORRUPTIONS, corrupt
 from fedtta_flwr.data.datasets import Corruptible, open_test_set
+from fedtta_flwr.data.dirichlet import overlapping
 from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.data.streams import Stream, gradual_severities, make_stream
 from fedtta_flwr.errors import ConfigError
@@ -94,12 +95,26 @@ def drawn(**overrides: Any) -> list[list[int]]:
     return [samples(stream).tolist() for stream in streams(**overrides)]
 
 
+def classes_of(every: list[list[int]]) -> list[list[int]]:
+    return [SET.labels[own].tolist() for own in every]
+
+
 def test_the_seed_decides_samples_but_not_the_class_skew() -> None:
     assert drawn() != drawn(seed=1)
     assert drawn(sampling="disjoint") != drawn(sampling="disjoint", seed=1)
-    skewed = {"class_skew": 0.1, "stream_order": "class-sorted"}
-    assert drawn(**skewed) == drawn(**skewed, seed=1)
-    assert drawn(**skewed) != drawn(**skewed, class_skew_seed=2)
+    for sampling in ("fling-iid", "disjoint"):
+        skewed = {"class_skew": 0.1, "stream_order": "class-sorted", "sampling": sampling}
+        seeds = [drawn(**skewed, seed=seed) for seed in (0, 1, 2)]
+        assert seeds[0] != seeds[1] != seeds[2] != seeds[0]
+        assert classes_of(seeds[0]) == classes_of(seeds[1]) == classes_of(seeds[2])
+        assert classes_of(drawn(**skewed, class_skew_seed=2)) != classes_of(seeds[0])
+        assert drawn(**skewed, seed=1) == seeds[1]
+    assert len(set(itertools.chain(*seeds[1]))) == sum(map(len, seeds[1]))  # disjoint still
+
+
+def test_the_samples_of_seed_0_are_the_published_ones() -> None:
+    partition = overlapping(SET.labels, delta=0.1, clients=4, samples=15, classes=5, seed=1)
+    assert drawn(class_skew=0.1, stream_order="class-sorted") == [own.tolist() for own in partition]
 
 
 def test_class_sorted_and_shuffled_have_the_same_samples() -> None:
