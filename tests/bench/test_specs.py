@@ -211,6 +211,36 @@ def test_what_is_not_sound_has_a_reason(path: Path) -> None:
         assert entry.values
 
 
+def flags(spec: Spec, **at: str) -> dict[tuple[object, str, str], str]:
+    """Return the flag of each figure: where it stands, `at` added, what its row is over, and the point there."""
+    return {
+        (frozenset({**entry.at, **at}.items()), entry.over, point): entry.flag
+        for entry in spec.published
+        for point in entry.values
+    }
+
+
+@pytest.mark.parametrize("table", ["table1-cifar100", "table2-cifar100"])
+def test_what_is_invalid_is_so_where_it_is_copied(table: str) -> None:
+    fedtsa, fedctta = (flags(spec_of(ROOT / "configs" / "bench" / f"{x}-{table}.toml")) for x in ("fedtsa", "fedctta"))
+    copied = {figure for figure in fedctta if fedtsa.get(figure) == "invalid"}
+    assert copied
+    assert {fedctta[figure] for figure in copied} == {"invalid"}
+
+
+@pytest.mark.parametrize("adapter", ["grad", "bn"])
+def test_the_record_flags_a_figure_as_its_table_does(adapter: str) -> None:
+    names = ("fedctta-table1-cifar10", f"record-cifar10-{adapter}")
+    table, record = (spec_of(ROOT / "configs" / "bench" / f"{name}.toml") for name in names)
+    assert flags(record, adapter=adapter).items() <= flags(table).items()
+
+
+@every_paper
+def test_fedavgm_is_that_of_the_published_code(path: Path) -> None:
+    rules = {cell.config["fedavgm.rule"] for cell in cells_of(path) if cell.config["strategy"] == "fedavgm"}
+    assert rules <= {"ema"}
+
+
 @every_paper
 def test_skipped_figures_say_so(path: Path) -> None:
     """What a paper prints for a combination that is not run has a note: why there is nothing beside it."""
