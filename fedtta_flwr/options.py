@@ -445,9 +445,22 @@ class FedAMPOptions(Options):
         "as pFedGraph compares with it, self-weight 0.3",
     )
     self_weight: Unit = Field(0.3, description="normalised, cosine: what a client keeps of its own state")
-    sigma: Positive = Field(1.0, description="scale of the mean squared distances; the larger, the more equal weights")
+    sigma: Temperature = Field(
+        1.0,
+        description="scale of the mean squared distances; the larger, the more equal weights; or, normalised, median: "
+        "that of a round's distances to the nearest other client",
+    )
     alpha: Positive = Field(1.0, description="original: factor of the others' weights; divides the local term")
     weight: NotNegative = Field(1.0, description="lambda, of the local term; 0.0 = none")
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> Self:
+        if self.sigma == "median" and self.rule == "original":
+            raise ConfigError(
+                "fedamp.sigma = 'median': rule = 'original' divides the others' weights by sigma, too, and would leave "
+                "no client one of its own; allowed: a number, or rule = 'normalised'"
+            )
+        return self
 
 
 class PFedGraphOptions(Options):

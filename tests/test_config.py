@@ -303,7 +303,7 @@ METHODS |= {
     "fedamp": {
         "rule": (words("normalised", "original", "cosine"), "original"),
         "self-weight": (UNIT, 0.5),
-        "sigma": (POSITIVE, 0.1),
+        "sigma": (TEMPERATURE, "median"),
         "alpha": (POSITIVE, 0.1),
         "weight": (NOT_NEGATIVE, 0.0),
     },
@@ -452,6 +452,7 @@ def test_less_than_one_group_is_refused() -> None:
         ),
         ({"fedtsa.mix-time": True, "fedtsa.variant": "wo-time"}, ["fedtsa.mix-time", "'wo-time'", "both, ts-sim"]),
         ({"fedtsa.mix-time": True, "fedtsa.variant": "s-sim"}, ["fedtsa.mix-time", "'s-sim'", "wo-aug"]),
+        ({"fedamp.sigma": "median", "fedamp.rule": "original"}, ["fedamp.sigma = 'median'", "'original'", "a number"]),
         ({"fedtsa.warm-start": True, "fedtsa.variant": "ts-sim"}, ["fedtsa.warm-start", "'ts-sim'", "wo-time"]),
         ({"fedtsa.warm-start": True, "fedtsa.variant": "s-sim"}, ["fedtsa.warm-start", "'s-sim'", "both"]),
     ],

@@ -3,6 +3,7 @@
 from logging import WARNING
 from typing import Literal, get_args
 
+import torch
 from flwr.common.logger import log
 from torch import Tensor
 
@@ -16,12 +17,13 @@ ROUNDS = 10  # in a row
 SCALES = ("temperature", "tau", "sigma", "lam")
 FINDINGS = {
     "local": ("a client's own weight is above 0.99", "larger"),
-    "fedavg": ("every client gives all others the same weight", "smaller"),
+    "fedavg": ("every client gives all the same weight", "smaller"),
+    "fedavg of the others": ("every client gives all others the same weight", "smaller"),
 }
 
 
 class Watch:
-    """Logs once if W is that of another method, `local` or `fedavg`, for 10 rounds in a row.
+    """Logs once if W is that of another method, one of `FINDINGS`, for 10 rounds in a row.
 
     Of a shorter run it takes all rounds. A round without W, or with one client, breaks the row.
     """
@@ -63,15 +65,24 @@ class Watch:
 
 
 def resembles(weights: Tensor | None) -> str | None:
-    """Return which method has a W [N, N] like this: ``"local"``, ``"fedavg"``, or None."""
+    """Return which method has a W [N, N] like this, one of `FINDINGS`, or None."""
     if weights is None or len(weights) < 2:
         return None
     if self_weight(weights) > 0.99:
         return "local"
-    equal = 1 / len(weights)
+    if _equal(weights):
+        return "fedavg"
+    # Whatever a client keeps for itself, as with FedAMP: of two clients the other one has no equal.
+    clients = len(weights)
+    others = weights[~torch.eye(clients, dtype=torch.bool)].view(clients, clients - 1)
+    return "fedavg of the others" if clients > 2 and _equal(others) else None
+
+
+def _equal(weights: Tensor) -> bool:
+    """Return whether the weights [N, M] of each row are the same, and above 0."""
+    mean = weights.mean(dim=1, keepdim=True)
     # 0.001 for the 20 clients of the papers; of a thousand clients, of whom each has so little, correspondingly less.
-    tolerance = min(1e-3, equal / 50)
-    return "fedavg" if (weights - equal).abs().max() < tolerance else None
+    return bool(((weights - mean).abs() < (mean / 50).clamp_max(1e-3)).all())
 
 
 def hint(config: RunConfig, change: str) -> str:

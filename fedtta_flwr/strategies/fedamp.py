@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.options import FedAMPOptions
 from fedtta_flwr.strategies.base import PersonalizedStrategy
-from fedtta_flwr.strategies.similarity import cosines, gram, squared_distances
+from fedtta_flwr.strategies.similarity import cosines, gram, median_nearest, scaled, squared_distances
 from fedtta_flwr.strategies.updates import Updates
 
 
@@ -31,7 +31,11 @@ class FedAMP(PersonalizedStrategy):
     of what clients have added to the source model in the place of :math:`e^{-d/\sigma}`.
 
     With ``bn-stats`` d is of BatchNorm statistics alone; where parameters travel too all entries count alike. If
-    nothing travels all distances are 0. Clients that take gradient steps are pulled towards what they received:
+    nothing travels all distances are 0. Parameters hardly move, so that their d is near 0: with :math:`\sigma` = 1, as
+    published, all others get the same weight. ``sigma = "median"``, for ``normalised``, is that of a round's distances
+    to the nearest other client: multiples of all d then give the same W.
+
+    Clients that take gradient steps are pulled towards what they received:
     :math:`\lambda / (2 \alpha) \lVert \theta - u \rVert^2`, which changes nothing with one step a round; when it acts:
     `fedtta_flwr.adaptation.objectives`.
 
@@ -56,9 +60,10 @@ class FedAMP(PersonalizedStrategy):
             return attention(10 * cosines(products), options.self_weight)
         entries = sum(t.numel() for t in updates.state.values()) // clients
         distances = squared_distances(products) / max(1, entries)
+        sigma = float(median_nearest(distances)) if isinstance(options.sigma, str) else options.sigma
         if options.rule == "normalised":
-            return attention(-distances / options.sigma, options.self_weight)
-        weights, clipped = original_attention(distances, options.sigma, options.alpha)
+            return attention(-scaled(distances, sigma), options.self_weight)
+        weights, clipped = original_attention(distances, sigma, options.alpha)
         if clipped and not self._warned:
             self._warned = True
             log(

@@ -20,13 +20,17 @@ def distances(x: Tensor) -> Tensor:
     return found
 
 
+def scaled(distance: Tensor, scale: float | Tensor) -> Tensor:
+    """Return distances [N, N], of at least 0, divided by a scale; one of 0 is the limit from above: 0 or infinity."""
+    return distance / scale if scale > 0 else torch.zeros_like(distance).masked_fill_(distance > 0, torch.inf)
+
+
 def softmax_weights(distance: Tensor, scale: float | Tensor) -> Tensor:
     """Return W [N, N], ``softmax_j(-d_ij / scale)``, for distances [N, N] of at least 0, which are 0 to oneself.
 
-    A scale of 0 is the limit from above: the row's clients at distance 0 share it equally.
+    With a scale of 0 the row's clients at distance 0 share it equally.
     """
-    scaled = distance / scale if scale > 0 else torch.zeros_like(distance).masked_fill_(distance > 0, torch.inf)
-    return torch.softmax(-scaled, dim=1)
+    return torch.softmax(-scaled(distance, scale), dim=1)
 
 
 def median_distance(distance: Tensor) -> Tensor:

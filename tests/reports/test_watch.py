@@ -12,6 +12,7 @@ from fedtta_flwr.reports.watch import Watch, resembles
 from fedtta_flwr.strategies.rounds import Round
 
 ALONE, EQUAL = torch.eye(4), torch.full((4, 4), 0.25)
+OTHERS = 0.3 * ALONE + 0.7 / 3 * (1 - ALONE)  # FedAMP's W where it tells nobody apart
 CHOOSING = torch.tensor([[0.4, 0.4, 0.1, 0.1]] * 2 + [[0.1, 0.1, 0.4, 0.4]] * 2)
 MISSING = None
 
@@ -59,7 +60,7 @@ def test_a_short_run_is_said_at_its_end(warned: list[str]) -> None:
 @pytest.mark.parametrize(
     ("strategy", "hint"),
     [
-        ("fedamp", "; make fedamp.sigma larger"),
+        ("fedamp", '; make fedamp.sigma larger, or fedamp.sigma = "median"'),
         ("pfedgraph", "; make pfedgraph.lam larger"),
         ("pfedbbn", '; make pfedbbn.tau larger, or pfedbbn.tau = "median"'),
         ("fedtsa", "is above 0.99"),  # it has no scale
@@ -76,10 +77,15 @@ def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, warned: 
     [
         (ALONE, "local"),
         (0.992 * ALONE + 0.008 * EQUAL, "local"),
-        (0.98 * ALONE + 0.02 * EQUAL, None),
+        (0.98 * ALONE + 0.02 * CHOOSING, None),
         (EQUAL, "fedavg"),
         (EQUAL + torch.tensor([[9e-4, -9e-4, 0, 0]]), "fedavg"),
         (EQUAL + torch.tensor([[2e-3, -2e-3, 0, 0]]), None),
+        (OTHERS, "fedavg of the others"),
+        (OTHERS + torch.tensor([[9e-4, -9e-4, 0, 0]]), "fedavg of the others"),
+        (OTHERS + torch.tensor([[2e-3, -2e-3, 0, 0]]), None),
+        (torch.cat((OTHERS[:3], ALONE[3:])), None),  # one does without the others
+        (torch.tensor([[0.3, 0.7], [0.7, 0.3]]), None),  # one other is no choice
         (CHOOSING, None),
         (torch.ones(1, 1), None),  # nobody to choose
         (None, None),
@@ -107,10 +113,13 @@ def test_of_many_clients_a_small_difference_counts() -> None:
         ({"fedctta.temperature": 1e9}, "fedavg"),
         ({"strategy": "pfedgraph", "pfedgraph.lam": 1e9}, "fedavg"),
         ({"fedctta.temperature": "median"}, None),
+        ({"strategy": "fedamp", "adapter": "entropy"}, "fedavg of the others"),
+        ({"strategy": "fedamp", "adapter": "entropy", "fedamp.sigma": "median"}, None),
         ({"strategy": "local"}, None),
         ({"strategy": "fedavg"}, None),
         ({"strategy": "fedavgm"}, None),
         ({"strategy": "pfedgraph", "adapter": "source"}, None),  # nothing travels
+        ({"strategy": "fedamp", "adapter": "source"}, None),
     ],
 )
 def test_real_runs(flat: dict[str, Any], method: str | None, run_local: Callable[..., Any], warned: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,31 @@ def test_the_distance_is_a_mean_over_all_that_was_uploaded(tiny_config: Config) 
     assert weights.tolist() == [pytest.approx(row) for row in original_by_loops(mean, 4.0, 0.5)]
 
 
+def test_the_median_is_that_of_the_distances_to_the_nearest(tiny_config: Config) -> None:
+    states = {"p": [0.0, 0.0, 0.0], "q": [3.0, 0.0, 0.0], "r": [0.0, 6.0, 0.0], "s": [0.0, 6.0, 9.0]}
+    total = [[sum((a - b) ** 2 for a, b in zip(s, t, strict=True)) for t in states.values()] for s in states.values()]
+    nearest = statistics.median_low(sorted(row)[1] for row in total)
+    assert nearest == 9.0  # of 9, 9, 36, 81
+    strategy = strategy_of(tiny_config(**{"fedamp.sigma": "median"}), [0.0] * 3)
+    weights = strategy.collaboration_matrix(updates_of(states))
+    assert weights.tolist() == [pytest.approx(row) for row in normalised_by_loops(total, nearest, 0.3)]
+    hardly = updates_of({client: [1e-4 * x for x in t] for client, t in states.items()})
+    torch.testing.assert_close(strategy.collaboration_matrix(hardly), weights, rtol=1e-5, atol=0)
+    one = strategy_of(tiny_config(), [0.0] * 3).collaboration_matrix(hardly)  # sigma = 1 tells nobody apart
+    assert one.tolist() == [pytest.approx([0.3 if i == j else 0.7 / 3 for j in range(4)], abs=1e-6) for i in range(4)]
+
+
+def test_a_median_of_zero_is_shared_by_equal_clients(tiny_config: Config) -> None:
+    strategy = strategy_of(tiny_config(**{"fedamp.sigma": "median"}), [0.0] * 3)
+    pairs = updates_of({"p": [1.0] * 3, "q": [1.0] * 3, "r": [2.0] * 3, "s": [4.0] * 3})
+    third = pytest.approx([0.7 / 3] * 3)
+    p, q, r, s = strategy.collaboration_matrix(updates_of({c: [1.0] * 3 for c in "pqrs"})).tolist()
+    assert p[1:] == q[:1] + q[2:] == r[:2] + r[3:] == s[:3] == third
+    p, q, r, s = strategy.collaboration_matrix(pairs).tolist()
+    assert (p, q) == (pytest.approx([0.3, 0.7, 0, 0]), pytest.approx([0.7, 0.3, 0, 0]))
+    assert r[:2] + r[3:] == s[:3] == third  # all infinitely far
+
+
 def test_the_papers_sum_is_the_mean_with_sigma_and_alpha_divided(tiny_config: Config) -> None:
     """As the class says: sigma / P and alpha / P here are the paper's sigma and alpha."""
     states = {"p": [0.1, 0.2, 0.3], "q": [0.1, 0.2, 0.9], "r": [0.4, 0.2, 0.0]}
@@ -142,8 +168,9 @@ def test_limits_of_sigma() -> None:
 
 @pytest.mark.parametrize("rule", ["normalised", "original", "cosine"])
 def test_no_collaboration_for_one_client(rule: str, tiny_config: Config) -> None:
-    strategy = strategy_of(tiny_config(**{"fedamp.rule": rule}), [0.0] * 3)
-    assert strategy.collaboration_matrix(updates_of({"p": [1.0, 2.0, 3.0]})).tolist() == [[1.0]]
+    for sigma in (1.0,) if rule == "original" else (1.0, "median"):
+        strategy = strategy_of(tiny_config(**{"fedamp.rule": rule, "fedamp.sigma": sigma}), [0.0] * 3)
+        assert strategy.collaboration_matrix(updates_of({"p": [1.0, 2.0, 3.0]})).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("sigma", [1e-300, 1e-6, 1.0, 1e300])
