@@ -40,15 +40,17 @@ if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
 NOTHING_LATE = -1
+#: keys of the run config that may name a class of the user's own, which a device has to allow
+IMPORTED = ("strategy", "adapter", "head")
 
 
 def hello(message: Message, context: Context) -> Message:
     """Answer who is hosted here, how long their streams are, and which code answers."""
     try:
-        config = RunConfig.from_flat(context.run_config)
-        names = hosted_clients(config, context)
+        # A device that this run does not need may lack its data, its source model, or leave to import its methods.
+        lenient = {key: value for key, value in context.run_config.items() if key not in IMPORTED}
+        names = hosted_clients(RunConfig.from_flat(lenient), context)
         others = sorted(set(_own_names(context)) - set(names))
-        # A device that this run does not need may lack its data or its source model.
         bench = workbench(context) if names else None
         record = ConfigRecord(
             {
@@ -58,7 +60,7 @@ def hello(message: Message, context: Context) -> Message:
                 "classes": bench.classes if bench else 0,
                 "model": bench.fingerprint if bench else "",
                 "code": code_fingerprint(),
-                "config": config.fingerprint(),
+                "config": RunConfig.from_flat(context.run_config).fingerprint() if names else "",
             }
         )
     except FedTTAError as error:

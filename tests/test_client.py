@@ -132,6 +132,21 @@ def test_hosted_clients() -> None:
     assert hosted(clients="camera") == ()
 
 
+@pytest.mark.parametrize("key", ["strategy", "adapter"])
+def test_a_device_that_the_run_does_not_need_need_not_allow_its_methods(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDTTA_PLUGINS", raising=False)
+    LocalGrid(ClientApp(), {}, 1)  # a message may be made only where a grid is
+
+    def answer(hosting: str) -> Message:
+        context = Context(1, 2, {"clients": hosting}, RecordDict(), RunConfig().to_flat() | {key: "lab.mine:Mine"})
+        return client.hello(Message(RecordDict(), 2, "query.hello"), context)
+
+    assert answer("camera").content.config_records["hello"]["others"] == ["camera"]
+    assert "FEDTTA_PLUGINS=lab" in str(error_of(answer("client-00")))
+
+
 @pytest.mark.parametrize("node_config", [{}, {"partition-id": 0}, {"clients": ""}, {"clients": "client-0,client-0"}])
 def test_a_node_config_that_names_nobody_known(node_config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="node-config") as caught:
