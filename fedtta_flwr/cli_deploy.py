@@ -122,6 +122,7 @@ def join(
     predictions_dir: Annotated[Path | None, typer.Option(help="for `live`; default beside the images")] = None,
     stream: Annotated[str, typer.Option(help="module:function of this device's own, instead of the run's data")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N here, instead of the run's device")] = "",
+    checkpoint: Annotated[Path | None, typer.Option(help="the run's checkpoint, where it lies here")] = None,
     state_dir_: Annotated[
         Path | None, typer.Option("--state-dir", help="where Flower keeps the app, and the clients their states")
     ] = None,
@@ -139,6 +140,8 @@ def join(
         raise ConfigError("--ca and --key are both needed (docker/keys.sh makes them), or --insecure on a bench")
     if data_dir is not None and not data_dir.expanduser().is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no such folder; make it, or name another")
+    if checkpoint is not None and not checkpoint.expanduser().exists():
+        raise ConfigError(f"--checkpoint {checkpoint}: no such file; copy the run's there, or name another")
     # A device that is switched off and on again finds its clients' own states there, whatever the run config says.
     home = _home(state_dir_, client.replace(" ", "").replace(",", "+"))
     settings = make_node_config(
@@ -146,6 +149,7 @@ def join(
         data_dir=data_dir,
         stream=stream,
         device=device,
+        checkpoint=checkpoint,
         predictions_dir=predictions_dir,
         state_dir=home / "clients",
     )

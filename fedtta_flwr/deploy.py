@@ -163,15 +163,17 @@ def node_config(
     data_dir: Path | None = None,
     stream: str = "",
     device: str = "",
+    checkpoint: Path | None = None,
     predictions_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> dict[str, str]:
-    """Return what a device says about itself: whom it hosts, where its data, its processor and its own states are."""
+    """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are."""
     settings = {
         "clients": ",".join(part.strip() for part in clients.split(",") if part.strip()),
         "data-dir": "" if data_dir is None else str(data_dir.expanduser().absolute()),
         "stream": stream,
         "device": device,
+        "checkpoint": "" if checkpoint is None else str(checkpoint.expanduser().absolute()),
         "predictions-dir": "" if predictions_dir is None else str(predictions_dir.expanduser().absolute()),
         "state-dir": "" if state_dir is None else str(state_dir.expanduser().absolute()),
     }

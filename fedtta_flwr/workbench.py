@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
 #: what a deployed node may set for itself
-NODE_KEYS = ("data-dir", "stream", "device")
+NODE_KEYS = ("data-dir", "stream", "device", "checkpoint")
 
 
 class Workbench:
@@ -186,7 +186,8 @@ def workbench(context: Context) -> "Workbench | HeadBench":
 def local_config(context: Context) -> RunConfig:
     """Return a run's config with what its node says otherwise: where its data and its processor are, never how.
 
-    A node's own ``stream`` takes the place of the run's data set, whichever that is.
+    A node's own ``stream`` takes the place of the run's data set, whichever that is. Its own ``checkpoint`` is a copy
+    of the run's, in another place: the server compares them (`fingerprint_of`).
 
     Raises
     ------

@@ -168,13 +168,19 @@ def test_what_a_device_says_about_itself(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert deploy.node_config(clients=" a, b,") == {"clients": "a,b"}
     full = deploy.node_config(
-        clients="a", data_dir=Path("in"), stream="m:f", device="cuda:1", predictions_dir=Path("~/out")
+        clients="a",
+        data_dir=Path("in"),
+        stream="m:f",
+        device="cuda:1",
+        checkpoint=Path("m.safetensors"),
+        predictions_dir=Path("~/out"),
     )
     assert full == {
         "clients": "a",
         "data-dir": str(tmp_path / "in"),
         "stream": "m:f",
         "device": "cuda:1",
+        "checkpoint": str(tmp_path / "m.safetensors"),
         "predictions-dir": str(Path.home() / "out"),
     }
     with pytest.raises(ConfigError, match="--client"):
@@ -244,6 +250,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["join", "fed", "--client", ",", "--insecure"], ["--client", "names"]),
         (["join", "https://fed", "--client", "a", "--insecure"], ["https://fed", "HOST:PORT"]),
         (["join", "fed", "--client", "a", "--insecure", "--data-dir", "EMPTY/none"], ["--data-dir", "no such folder"]),
+        (["join", "fed", "--client", "a", "--insecure", "--checkpoint", "EMPTY/x"], ["--checkpoint", "no such file"]),
         (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "no such file"]),
         (["nodes"], ["--ca", "--insecure"]),
         (["nodes", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "No such file"]),

@@ -1,5 +1,6 @@
 """What a deployed node says of itself: where its data and its processor are."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from flwr.common.config import parse_config_args
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.deploy import node_config
 from fedtta_flwr.errors import ConfigError, FedTTAError
-from fedtta_flwr.models.source import embedded_checkpoint
-from fedtta_flwr.workbench import NODE_KEYS, local_config, workbench
+from fedtta_flwr.models.source import embedded_checkpoint, load_source
+from fedtta_flwr.workbench import NODE_KEYS, fingerprint_of, local_config, workbench
 
 LIVE = {"dataset": "live", "classes": 10, "rounds": 2, "num-clients": 2, "spatial-heterogeneity": 1.0, "batch-size": 4}
 
@@ -59,16 +60,26 @@ def test_every_node_has_its_own_data(folders: list[str]) -> None:
     assert workbench(context(ARRAYS, {"data-dir": folders[0]})) is not black
 
 
+def test_a_node_may_have_its_copy_of_the_source_model_elsewhere(tmp_path: Path) -> None:
+    copy = shutil.copy(embedded_checkpoint(), tmp_path)
+    run = ARRAYS | {"dataset": "digits", "checkpoint": "/on/the/server.safetensors"}
+    assert workbench(context(run, {"clients": "client-00", "checkpoint": copy})).fingerprint == fingerprint_of(
+        load_source(RunConfig(), 10)
+    )
+
+
 def test_without_a_word_of_its_own_a_node_has_the_runs(folders: list[str]) -> None:
     given = context(ARRAYS | {"data-dir": folders[1], "device": "cpu"}, {"clients": "client-00"})
     assert local_config(given) == RunConfig.from_flat(given.run_config)
 
 
 def test_what_the_command_line_says_arrives(tmp_path: Path) -> None:
-    settings = node_config(clients="client-00", data_dir=tmp_path, stream="torch.m:f", device="cpu")
+    model = tmp_path / "m.safetensors"
+    settings = node_config(clients="client-00", data_dir=tmp_path, stream="torch.m:f", device="cpu", checkpoint=model)
     assert set(NODE_KEYS) < set(settings)
-    config = local_config(context({"stream": "", "device": "auto"}, settings))
+    config = local_config(context({"stream": "", "device": "auto", "checkpoint": "/elsewhere"}, settings))
     assert (config.data_dir, config.stream, config.device) == (str(tmp_path), "torch.m:f", "cpu")
+    assert config.checkpoint == str(model)
     assert parse_config_args(['device="cpu"']) == {"device": "cpu"}
 
 
