@@ -22,10 +22,11 @@ from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
+from fedtta_flwr.strategies.roster import Roster
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.tgfl import HeadBench, check_heads
 from fedtta_flwr.tracking.observer import Tracking, check_trackers, make_trackers
-from fedtta_flwr.workbench import check_descriptor, make_adapter
+from fedtta_flwr.workbench import check_descriptor, fingerprint_of, make_adapter
 
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
@@ -38,7 +39,7 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     return strategy
 
 
-def check_inputs(config: RunConfig) -> Adapter | HeadBench:
+def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
     """Find out what is wrong with trackers, data, source model and adapter while nobody has been asked anything yet.
 
     It also makes the embedded source model where there is none, before the clients would all do so at once.
@@ -47,11 +48,17 @@ def check_inputs(config: RunConfig) -> Adapter | HeadBench:
     -------
     Adapter or HeadBench
         One as every client has it at the start.
+    Roster
+        Of nobody yet, with the source model and the number of classes that every client must have.
     """
     check_trackers(config)
     if config.task == "tgfl":
-        return check_heads(config)
-    return make_adapter(config, load_source(config, check_data(config).classes))
+        bench = check_heads(config)
+        return bench, Roster(classes=bench.classes, model=bench.fingerprint)
+    classes = check_data(config).classes
+    model = load_source(config, classes)
+    roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
+    return make_adapter(config, model), roster
 
 
 def check_same(directory: Path, config: RunConfig) -> None:
@@ -109,7 +116,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
     with locked(path, f"{'resume' if resumed else 'output-dir'} = {str(path)!r}", "run"):
         if resumed is not None:
             check_same(resumed, config)
-        _begin(strategy, check_inputs(config))
+        begin, strategy.roster = check_inputs(config)
+        _begin(strategy, begin)
         directory = RunDirectory(path, resume=resumed is not None)
         strategy.checkpoints = Checkpoints(path, config.checkpoint_every, directory, resume=resumed is not None)
         tracking = Tracking(directory, make_trackers(config, path))

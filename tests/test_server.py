@@ -7,9 +7,11 @@ import pytest
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
+from fedtta_flwr.models import build
+from fedtta_flwr.models.checkpoints import save
 from fedtta_flwr.server import federation, make_strategy
 from fedtta_flwr.strategies.fedctta import FedCTTA
-from tests.conftest import TINY
+from tests.conftest import TINY, RecordingGrid
 
 
 def test_a_name_becomes_its_strategy() -> None:
@@ -247,6 +249,17 @@ def test_what_is_wrong_with_a_file_is_found_before_a_run_directory_is_made(tmp_p
         pytest.fail("the run began")
     assert "\n" not in str(caught.value)
     assert not output.exists()
+
+
+def test_devices_that_all_have_another_source_model_than_the_server_are_refused(apps, tmp_path) -> None:
+    path = tmp_path / "other.safetensors"
+    save(build("resnet8", 10), path, {"architecture": "resnet8", "classes": "10"})
+    config = RunConfig.from_flat(TINY | {"output-dir": str(tmp_path / "run")}).to_flat()
+    grid = RecordingGrid(apps[1], config, 2)
+    for context, names in zip(grid._contexts.values(), ["client-00,client-01", "client-02,client-03"], strict=True):
+        context.node_config = {"clients": names, "checkpoint": str(path)}
+    with pytest.raises(FederationError, match="node 2 has another source model"):
+        grid.run_server(apps[0])
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused_and_nothing_of_it_stays(tmp_path) -> None:

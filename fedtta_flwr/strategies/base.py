@@ -221,7 +221,7 @@ class PersonalizedStrategy(Strategy):
             train_config or ConfigRecord(),
             evaluate_config or ConfigRecord(),
         )
-        self.roster = gather(grid, self.config)
+        self.roster = gather(grid, self.config, self.roster.classes, self.roster.model)
         if not any(self.roster.slots.values()):
             raise FederationError("the streams of all clients are empty: nothing to adapt to; name other data")
         rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)

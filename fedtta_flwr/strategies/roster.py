@@ -1,5 +1,6 @@
 """Who is there: which node hosts which client, and how long the clients' streams are."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ GONE = (
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 )
+#: seconds after which a node that cannot serve the run is asked again: somebody may have mended it
+ASK_AGAIN = 60.0
 
 
 Name = Annotated[str, AfterValidator(printable)]
@@ -67,6 +70,8 @@ class Roster:
         Fingerprint of the source model.
     others : set of str
         Clients that nodes host but that are not of this run.
+    refused : dict of int to str
+        Connected node -> why it cannot serve the run.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
@@ -74,9 +79,10 @@ class Roster:
     classes: int = 0
     model: str = ""
     present: set[int] = field(default_factory=set)
-    _asked: set[int] = field(default_factory=set)
-    _waiting: dict[str, int] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
+    refused: dict[int, str] = field(default_factory=dict)
+    _ask_at: dict[int, float] = field(default_factory=dict)
+    _waiting: dict[str, int] = field(default_factory=dict)
 
     def nodes(self) -> dict[int, list[str]]:
         """Return the clients, sorted, of each connected node, in the order of their first client."""
@@ -93,9 +99,14 @@ class Roster:
     def look(self, grid: Grid) -> list[Message]:
         """See who is connected, ask those who have not been asked yet whom they host, and return the answers so far."""
         self.present = set(grid.get_node_ids())
+        # A device that leaves unneeded may come back as another one: mended, or with another client.
+        kept = self.present | set(self.node_of.values())
+        self._ask_at = {node: then for node, then in self._ask_at.items() if node in kept}
+        self.refused = {node: why for node, why in self.refused.items() if node in self.present}
         # A node that never answers must not keep those from joining that come after it: ask and listen at once.
-        new = sorted(self.present - self._asked)
-        self._asked.update(new)
+        now = time.monotonic()
+        new = sorted(node for node in self.present if self._ask_at.get(node, now) <= now)
+        self._ask_at.update(dict.fromkeys(new, math.inf))
         if new:
             messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
             sent = zip(grid.push_messages(messages), new, strict=True)
@@ -105,57 +116,86 @@ class Roster:
             node_id = self._waiting.pop(reply.metadata.reply_to_message_id)
             if reply.has_error() and reply.error.code in GONE:
                 log(WARNING, "node %d did not answer (%s); it is asked again", node_id, error_of(reply))
-                self._asked.discard(node_id)
+                self._ask_at.pop(node_id, None)
             else:
                 answers.append(reply)
         return sorted(answers, key=lambda reply: reply.metadata.src_node_id)
 
-    def refresh(self, grid: Grid, config: RunConfig) -> None:
-        """Let clients join, leave, and return under another node id; a node that cannot serve the run stays outside."""
-        for reply in self.look(grid):
+    def refresh(self, grid: Grid, config: RunConfig, returning: bool = True) -> bool:
+        """Let clients join, leave, and return under another node id; a node that cannot serve the run stays outside.
+
+        If `returning`, one may move to a node that is new though its own is still connected. Return whether anybody
+        has answered.
+        """
+        answers = self.look(grid)
+        for reply in answers:
+            node = reply.metadata.src_node_id
             try:
-                _enter(self, reply, config, returning=True)
+                _enter(self, reply, config, returning)
+                self.refused.pop(node, None)
             except FederationError as error:
-                log(WARNING, "a node that came later takes no part: %s", error)
+                if self.refused.get(node) != str(error):
+                    log(WARNING, "a node takes no part: %s", error)
+                self.refused[node], self._ask_at[node] = str(error), time.monotonic() + ASK_AGAIN
+        return bool(answers)
+
+    def is_final(self, grid: Grid) -> bool:
+        """Return whether all have answered and nobody else will come, as in a simulation, whose nodes are all there."""
+        from flwr.superlink.grid import HttpGrid  # brings much that a run in one process has no use for
+
+        return not isinstance(grid, HttpGrid) and not self._waiting and self.present <= self._ask_at.keys()
 
 
-def gather(grid: Grid, config: RunConfig) -> Roster:
+def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> Roster:
     """Ask every node whom it hosts, until all clients of the run are there.
+
+    A device that cannot serve the run is named in the log: it may be mended, or not be needed at all.
+
+    Parameters
+    ----------
+    grid, config
+        Where the nodes are, and the run's config.
+    classes, model
+        What all must have (see `Roster`); 0 and ``""``: what the first node has.
 
     Raises
     ------
     FederationError
-        A node cannot serve the run, runs other code or another config than the server, hosts a client that another
-        node hosts too, or clients are still missing after ``join-timeout`` seconds.
+        Clients are missing after ``join-timeout`` seconds, or at once where nobody else will come: their nodes do not
+        answer, cannot serve the run, run other code or another config than the server, have another source model, or
+        host a client that another node hosts too.
     """
-    roster = Roster()
+    roster = Roster(classes=classes, model=model)
     expected = config.client_names()
     deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
     while True:
-        replies = roster.look(grid)
-        for reply in replies:
-            _enter(roster, reply, config)
+        answered = roster.refresh(grid, config, returning=False)
         missing = [client for client in expected if client not in roster.node_of]
         if not missing:
             return roster
-        if time.monotonic() > deadline:
+        hopeless = bool(roster.refused) and roster.is_final(grid)
+        if hopeless or time.monotonic() > deadline:
             if 0 < config.quorum <= len(roster.node_of):
                 log(WARNING, "the run begins without %d of %d clients: %s", len(missing), len(expected), _few(missing))
                 return roster
+            reasons = list(roster.refused.values())
+            if hopeless:
+                raise FederationError(reasons[0])
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
-                f"({len(roster._asked)} nodes asked, {len(roster._waiting)} of them silent): {_few(missing)}; start "
+                f"({len(roster._ask_at)} nodes asked, {len(roster._waiting)} of them silent): {_few(missing)}; start "
                 f"them, or set num-clients, join-timeout or quorum"
                 + (f"; present, but not of this run: {_few(sorted(roster.others))}" if roster.others else "")
+                + (f"; cannot serve the run: {_few(reasons, '; ')}" if reasons else "")
             )
-        wait = FIRST_WAIT if replies else min(2 * wait, LONGEST_WAIT)
+        wait = FIRST_WAIT if answered else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
 
 
-def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = False) -> None:
-    if (error := error_of(reply)) is not None:
-        raise FederationError(error)
+def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -> None:
     node, expected = reply.metadata.src_node_id, config.client_names()
+    if (error := error_of(reply)) is not None:
+        raise FederationError(f"node {node}: {error}")
     try:
         hello = Hello.model_validate(dict(reply.content.config_records["hello"]))
     except (KeyError, ValidationError) as error:
@@ -163,7 +203,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = 
         raise FederationError(
             f"node {node} answers what no client of ours does ({printable(fault)}): install the server's version there"
         ) from None
-    if hello.others:
+    if not roster.others.issuperset(hello.others):
         log(WARNING, "node %d hosts %s, not of this run", node, _few(hello.others))
         roster.others.update(hello.others)
     if not hello.clients:
@@ -180,27 +220,28 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool = 
         )
     if strangers := set(hello.clients) - set(expected):
         raise FederationError(f"node {node} hosts {min(strangers)!r}, who is not of this run: name a client of it")
-    roster.classes, roster.model = roster.classes or hello.classes, roster.model or hello.model
-    if hello.model != roster.model:
+    model, classes = roster.model or hello.model, roster.classes or hello.classes
+    if hello.model != model:
         raise FederationError(
-            f"node {node} has another source model than the others ({hello.model}, expected {roster.model}): "
-            f"give every node the same checkpoint"
+            f"node {node} has another source model ({hello.model}, expected {model}): give every node the server's "
+            f"checkpoint"
         )
-    if hello.classes != roster.classes:
+    if hello.classes != classes:
         raise FederationError(
-            f"node {node} has data of {hello.classes} classes, the others {roster.classes}: give every node the same"
+            f"node {node} has data of {hello.classes} classes, expected {classes}: give every node the server's"
         )
-    for client, length in zip(hello.clients, hello.slots, strict=True):
-        before = roster.node_of.get(client, node)
-        if client in roster.node_of and not returning:
+    still_there = {c: n for c in hello.clients if (n := roster.node_of.get(c, node)) != node and n in roster.present}
+    for client, before in still_there.items():
+        if not returning or node in roster.refused:
             raise FederationError(
                 f"{client} is hosted by two nodes, {before} and {node}: give each its own client names"
             )
-        if before != node and before in roster.present:  # a device that restarts may come back before the old is gone
-            log(WARNING, "%s moves from node %d to node %d though the first is still connected", client, before, node)
-        roster.node_of[client] = node
-        roster.slots[client] = length
+        # A device that restarts may come back before the old is gone.
+        log(WARNING, "%s moves from node %d to node %d though the first is still connected", client, before, node)
+    roster.model, roster.classes = model, classes
+    roster.node_of.update(dict.fromkeys(hello.clients, node))
+    roster.slots.update(zip(hello.clients, hello.slots, strict=True))
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _few(names: Sequence[str], mark: str = ", ") -> str:
+    return mark.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,17 +1,24 @@
 """Who is there: the real client app answers, hosted and configured in all the wrong ways."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.superlink.grid import HttpGrid
 
 from fedtta_flwr import client
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.models import build
+from fedtta_flwr.models.checkpoints import save
+from fedtta_flwr.server import check_inputs
+from fedtta_flwr.strategies import roster as module
 from fedtta_flwr.strategies.roster import Roster, gather
 
 app = ClientApp()
@@ -42,10 +49,15 @@ class HostingGrid(LocalGrid):
             context.node_config = {"clients": names}
         self.looks = 0 if one_by_one else len(hosting)
         self.pushed: list[int] = []
+        self.away: set[int] = set()
+
+    def change(self, node: int, **changed: str) -> None:
+        """Change a node's own settings."""
+        self._contexts[node].node_config = dict(self._contexts[node].node_config) | changed
 
     def get_node_ids(self) -> Iterable[int]:
         self.looks += 1
-        return list(super().get_node_ids())[: self.looks - 1]
+        return [node for node in list(super().get_node_ids())[: self.looks - 1] if node not in self.away]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -53,14 +65,22 @@ class HostingGrid(LocalGrid):
         return super().push_messages(messages)
 
 
+class Devices(HostingGrid, HttpGrid):
+    """Nodes of a deployment: they may be mended, or leave and come back as others."""
+
+
+NO_GPU = {"device": "cuda:99"}
+EACH = ["client-00", "client-01", "client-02", "client-03"]
+
+
 @pytest.fixture
 def config(tiny_config: Callable[..., RunConfig]) -> RunConfig:
     return tiny_config(**{"join-timeout": 0.1})
 
 
-def refused(grid: LocalGrid, config: RunConfig) -> str:
+def refused(grid: LocalGrid, config: RunConfig, model: str = "") -> str:
     with pytest.raises(FederationError) as caught:
-        gather(grid, config)
+        gather(grid, config, model=model)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -174,7 +194,7 @@ def test_another_config_is_refused(
         ({"slots": ["a", "b"]}, "slots.0: "),
         ({"slots": [-1, 2]}, "slots.0: "),
         ({"others": [b"x"]}, "others.0: "),
-        ({"classes": 1000}, "has data of 1000 classes, the others 10"),
+        ({"classes": 1000}, "has data of 1000 classes, expected 10"),
         ({"clients": ["client-01", "nobody"]}, "hosts 'nobody', who is not of this run"),
         ({}, "no record 'hello'"),
     ],
@@ -203,7 +223,7 @@ def test_a_node_that_answers_nonsense_stays_outside(
         assert word in refused(grid, config)
         return
     roster = Roster(node_of={"client-01": 2, "client-00": 2}, present={2}, classes=10)
-    roster._asked.add(2)
+    roster._ask_at[2] = math.inf
     with caplog.at_level("WARNING", "flwr"):
         roster.refresh(grid, config)
     assert word in caplog.text
@@ -232,14 +252,124 @@ def test_what_a_node_cannot_serve_is_its_own_line(config: RunConfig) -> None:
     assert "data-dir" in refused(LocalGrid(app, flat, 1), config)
 
 
-def test_what_a_node_raises_ends_the_run(config: RunConfig) -> None:
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_what_a_node_raises_ends_the_run_at_once_where_all_are_there(
+    tiny_config: Callable[..., RunConfig], nodes: int
+) -> None:
+    config = tiny_config(**{"join-timeout": 60.0})
     broken = ClientApp()
 
     @broken.query("hello")
     def fail(message: Message, context: Context) -> Message:
-        raise ZeroDivisionError("boom")
+        if context.node_config["partition-id"] == 0:
+            raise ZeroDivisionError("boom")
+        return client.hello(message, context)
 
-    assert "boom" in refused(LocalGrid(broken, config.to_flat(), 1), config)
+    began = time.monotonic()
+    assert refused(LocalGrid(broken, config.to_flat(), nodes), config).startswith("node 2: ZeroDivisionError: boom")
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("grid", [HostingGrid, Devices])
+def test_a_node_that_cannot_serve_is_named_and_ends_no_run_that_has_a_quorum(
+    tiny_config: Callable[..., RunConfig], grid: type[HostingGrid], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config(**{"join-timeout": 1.0, "quorum": 3})
+    nodes = grid(config, EACH)
+    nodes.change(3, **NO_GPU)
+    with caplog.at_level("WARNING", "flwr"):
+        roster = gather(nodes, config)
+    assert sorted(roster.node_of) == ["client-00", "client-02", "client-03"]
+    assert list(roster.refused) == [3]
+    assert caplog.text.count("a node takes no part: node 3: device = 'cuda:99'") == 1
+    assert "the run begins without 1 of 4 clients: client-01" in caplog.text
+
+
+def test_who_does_not_join_and_why(config: RunConfig) -> None:
+    grid = Devices(config, [*EACH, "client-02"])
+    grid.change(3, **NO_GPU)
+    text = refused(grid, config)
+    assert "1 of 4 clients did not join within 0.1 s" in text
+    assert "cannot serve the run: node 3: device = 'cuda:99'" in text
+    assert "; client-02 is hosted by two nodes, 4 and 6" in text
+
+
+def test_a_device_is_mended_while_others_are_waited_for(
+    tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ASK_AGAIN", 0.01)
+    config = tiny_config(**{"join-timeout": 60.0})
+
+    class Mended(Devices):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            self.change(3, device="cpu" if self.pushed.count(3) == 3 else "cuda:99")
+            return super().push_messages(messages)
+
+    grid = Mended(config, EACH)
+    with caplog.at_level("WARNING", "flwr"):
+        roster = gather(grid, config)
+    assert roster.nodes() == {node: [name] for node, name in enumerate(EACH, start=2)}
+    assert not roster.refused
+    assert grid.pushed == [2, 3, 4, 5, 3, 3, 3]
+    assert caplog.text.count("takes no part") == 1
+
+
+@pytest.mark.parametrize("before", [{"clients": "camera-1"}, NO_GPU])
+def test_a_device_that_comes_back_as_it_should_be_takes_part(config: RunConfig, before: dict[str, str]) -> None:
+    """With a key it has the same node id as before."""
+    grid = Devices(config, EACH)
+    grid.change(3, **before)
+    roster = Roster()
+    roster.refresh(grid, config)
+    grid.away = {3}
+    roster.refresh(grid, config)
+    assert "client-01" not in roster.node_of
+    grid.change(3, clients="client-01", device="cpu")
+    grid.away = set()
+    roster.refresh(grid, config)
+    assert roster.nodes() == {node: [name] for node, name in enumerate(EACH, start=2)}
+    assert not roster.refused
+    assert grid.pushed == [2, 3, 4, 5, 3]  # the others were asked once
+
+
+def test_a_client_does_not_move_to_a_node_that_was_refused_until_its_own_is_gone(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_AGAIN", 0.0)
+    grid = Devices(config, ["client-00,client-01,client-02", "client-00"])
+    roster = Roster()
+    for _ in range(2):
+        roster.refresh(grid, config, returning=False)
+    roster.refresh(grid, config)
+    assert roster.node_of["client-00"] == 2
+    grid.away = {2}
+    roster.refresh(grid, config)
+    assert roster.node_of == {"client-00": 3, "client-01": 2, "client-02": 2}
+
+
+@pytest.fixture
+def other_model(tmp_path: Path) -> dict[str, str]:
+    """A node's settings, with another source model than the embedded one."""
+    path = tmp_path / "other.safetensors"
+    save(build("resnet8", 10), path, {"architecture": "resnet8", "classes": "10"})
+    return {"checkpoint": str(path)}
+
+
+@pytest.mark.parametrize("stale", [[2], [2, 3, 4, 5]])
+def test_the_source_model_is_the_servers_whoever_answers_first(
+    tiny_config: Callable[..., RunConfig], other_model: dict[str, str], stale: list[int]
+) -> None:
+    config = tiny_config(**{"join-timeout": 0.1, "quorum": 3})
+    grid = HostingGrid(config, EACH)
+    for node in stale:
+        grid.change(node, **other_model)
+    _, known = check_inputs(config)
+    if len(stale) == 4:
+        assert "node 2 has another source model (" in refused(grid, config, known.model)
+        return
+    roster = gather(grid, config, known.classes, known.model)
+    assert list(roster.refused) == stale
+    assert (roster.model, roster.classes) == (known.model, 10)
 
 
 def test_a_node_that_was_lost_on_the_way_is_asked_again(tiny_config: Callable[..., RunConfig]) -> None:
