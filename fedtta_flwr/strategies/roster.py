@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError, first_fault
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
-from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT
+from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, is_far
 
 #: Flower's errors for a node that was lost on the way; while there is time it may come back
 GONE = (
@@ -141,9 +141,7 @@ class Roster:
 
     def is_final(self, grid: Grid) -> bool:
         """Return whether all have answered and nobody else will come, as in a simulation, whose nodes are all there."""
-        from flwr.superlink.grid import HttpGrid  # brings much that a run in one process has no use for
-
-        return not isinstance(grid, HttpGrid) and not self._waiting and self.present <= self._ask_at.keys()
+        return not is_far(grid) and not self._waiting and self.present <= self._ask_at.keys()
 
 
 def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> Roster:
