@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr import cli_bench, cli_data, cli_deploy, cli_new
+from fedtta_flwr import cli_bench, cli_data, cli_deploy, cli_new, cli_runs
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.processes import as_command
 
@@ -20,6 +20,7 @@ source = typer.Typer(help="Source models.", no_args_is_help=True)
 app.add_typer(source, name="source")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_deploy.app)
+app.add_typer(cli_runs.app)
 app.add_typer(cli_new.app, name="new")
 app.command()(cli_bench.bench)
 app.command()(cli_bench.report)

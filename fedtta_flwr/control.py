@@ -1,23 +1,24 @@
-"""Flower's own command line, on the SuperLink that a home of ours names: start a run, follow it, learn how it ended."""
+"""A SuperLink's Control API: spoken with, or through Flower's own command line, by a home that names it."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtta_flwr.credentials import load_ca
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.processes import end_with_parent
 
 if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
     from fedtta_flwr.config import Scalar
 
 OWN = "own"  # the connection's name in the home's config.toml; also its default
-START_SECONDS = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -64,7 +65,7 @@ def connect(home: Path, address: str, ca: Path | None) -> dict[str, str]:
     return environment(home)
 
 
-def start_run(env: Mapping[str, str], root: Path, overrides: "Mapping[str, Scalar]", *options: str) -> str:
+def start_run(env: Mapping[str, str], root: Path, overrides: "Mapping[str, Scalar]", *options: str) -> int:
     """Start a run of the app in `root` and return its id.
 
     Raises
@@ -78,49 +79,50 @@ def start_run(env: Mapping[str, str], root: Path, overrides: "Mapping[str, Scala
     started = flwr(env, *arguments)
     if not started.get("success"):
         raise FederationError(f"flwr run: {one_line(started.get('error-message', started))}")
-    return str(started["run-id"])
+    return int(started["run-id"])
 
 
-def await_start(env: Mapping[str, str], run_id: str) -> None:
-    """Wait until a run is taken up.
+@contextmanager
+def control_api(control: str, ca: Path | None) -> Iterator["ControlHttpClient"]:
+    """Speak with a SuperLink, without a process of Flower's for each word.
 
-    Raises
-    ------
-    FederationError
-        Nothing does so within a minute.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while run_status(env, run_id)[0] == "pending":
-        if time.monotonic() > deadline:
-            raise FederationError(
-                f"run {run_id} has been pending for {START_SECONDS:g} s, nothing starts its ServerApp: with "
-                f"--isolation process a flower-superexec must be connected to the SuperLink"
-            )
-        time.sleep(0.2)
-
-
-def follow(env: Mapping[str, str], run_id: str) -> None:
-    """Show a run's log until its end.
+    Parameters
+    ----------
+    control : str
+        ``HOST:PORT`` of its Control API.
+    ca : Path or None
+        The certificate that its own is checked against; None: no TLS.
 
     Raises
     ------
+    ConfigError
+        The CA file cannot be used.
     FederationError
-        It does not complete (``flwr run`` itself would exit with 0).
+        The SuperLink cannot be reached, or refuses.
     """
-    # Who is killed must not leave it behind: a SuperLink ends only when nobody listens any more.
-    subprocess.run([*_FLWR, "log", run_id, OWN, "--stream"], env=env, check=False, preexec_fn=end_with_parent)
-    while not (status := run_status(env, run_id))[0].startswith("finished"):
-        time.sleep(0.5)
-    if status[0] != "finished:completed":
-        raise FederationError(f"run {run_id} ended as {status[0]}: {status[1]}")
+    import httpx
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-
-def run_status(env: Mapping[str, str], run_id: str) -> tuple[str, str]:
-    """Return a run's status, such as ``"running"`` or ``"finished:failed"``, and its details."""
-    runs = flwr(env, "list", OWN, "--run-id", run_id, "--format", "json").get("runs", [])
-    if not runs:
-        raise FederationError(f"the SuperLink knows no run {run_id}")
-    return str(runs[0]["status"]), str(runs[0].get("status-details", ""))
+    if ca is not None:
+        load_ca(ca)
+    client = ControlHttpClient.from_server_address(
+        server_address=control,
+        insecure=ca is None,
+        root_certificates=None if ca is None else ca.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        refusal = FlowerError.from_json(error.response.text)
+        raise FederationError(f"--control {control}: {one_line(refusal or error)}") from None
+    except httpx.HTTPError as error:
+        text = one_line(error)
+        raise FederationError(f"--control {control}: {text}; is the server running, and the CA its own?") from None
+    finally:
+        client.close()
 
 
 def flwr(env: Mapping[str, str], *arguments: str) -> dict[str, Any]:
@@ -155,3 +157,8 @@ def one_line(text: object) -> str:
     """Return a message of Flower's without colours and line breaks, and without what is not about the matter."""
     lines = [line.strip() for line in COLOURS.sub("", str(text)).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(("Using SuperLink", "For more information")))
+
+
+def moment(text: str) -> str:
+    """Return a time of Flower's, to the second."""
+    return text[:19].replace("T", " ")

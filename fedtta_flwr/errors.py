@@ -29,6 +29,10 @@ class FederationError(FedTTAError):
     """The federation cannot go on: clients missing, failed, or running other code."""
 
 
+class RunError(FederationError):
+    """A run on a SuperLink has ended, and not as it should."""
+
+
 class StorageError(FedTTAError):
     """What a run has found cannot be written."""
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
-from fedtta_flwr.control import START_SECONDS, await_start, connect, follow, start_run
-from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.control import connect, control_api, start_run
+from fedtta_flwr.errors import ConfigError, FederationError, RunError
 from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
+from fedtta_flwr.runs import START_SECONDS, await_start, follow
 
 STOP_SECONDS = 20.0
 
@@ -96,15 +98,17 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
     ConfigError
         Before anything is started, if the config is not usable.
     FederationError
-        If the SuperLink does not start, or the run does not complete (``flwr run`` itself would exit with 0).
+        If the SuperLink does not start, or the run does not complete.
     """
     root, config = app_root(), RunConfig.from_flat(overrides)
     from fedtta_flwr.server import check_inputs  # imports torch: not before the config is known to be good
 
     check_inputs(config)
-    with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as env:
+    with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as (env, address):
         resources = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"
-        follow(env, start_run(env, root, overrides, "--federation-config", resources))
+        run_id = start_run(env, root, overrides, "--federation-config", resources)
+        with control_api(address, None) as client:
+            follow(client, run_id)
 
 
 def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | None) -> None:
@@ -123,22 +127,27 @@ def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | Non
         if (path := str(overrides.get(key) or "")) and not Path(path).expanduser().is_absolute():
             raise ConfigError(f"{key} = {path!r}: names a place on the server and on every device; allowed: absolute")
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
-        env = connect(Path(home), control, ca)
-        run_id = start_run(env, root, overrides)
-        try:
-            await_start(env, run_id)
-            follow(env, run_id)
-        except (KeyboardInterrupt, SystemExit):
-            # It may have run for days: whoever only stops watching must not end it.
-            print(f"run {run_id} goes on; `flwr log {run_id}` shows it, `flwr stop {run_id}` ends it", file=sys.stderr)
-            raise
+        run_id = start_run(connect(Path(home), control, ca), root, overrides)
+    print(f"run {run_id}", flush=True)
+    try:
+        with control_api(control, ca) as client:
+            await_start(client, run_id)
+            follow(client, run_id)
+    except RunError:
+        raise
+    except BaseException:
+        # It may have run for days: whoever only stops watching, or can watch no longer, must not end it.
+        where = shlex.join([str(run_id), "--control", control, *(["--ca", str(ca)] if ca else ["--insecure"])])
+        print(f"run {run_id} goes on; `fedtta log {where}` shows it, `fedtta stop {where}` ends it", file=sys.stderr)
+        raise
 
 
 @contextmanager
-def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
-    """Start a SuperLink in simulation mode and give the environment in which ``flwr`` finds it as ``own``."""
+def _superlink(root: Path, home: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """Start a SuperLink in simulation mode; give the environment in which ``flwr`` finds it, and its address."""
     port = free_port()
-    env = connect(home, f"127.0.0.1:{port}", None)
+    address = f"127.0.0.1:{port}"
+    env = connect(home, address, None)
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
     with (home / "superlink.log").open("wb") as output:
@@ -153,7 +162,7 @@ def _superlink(root: Path, home: Path) -> Iterator[dict[str, str]]:
         )
         try:
             _wait_until_healthy(process, port, home / "superlink.log")
-            yield env
+            yield env, address
         finally:
             # What it started is in sessions of its own. There everyone ends with its parent: SuperExec, with it the
             # simulation (`client_app.py` sees to that), and with this Ray, which takes some seconds.

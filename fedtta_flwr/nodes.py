@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtta_flwr.control import connect, flwr, one_line
-from fedtta_flwr.credentials import load_ca
+from fedtta_flwr.control import connect, control_api, flwr, moment, one_line
 from fedtta_flwr.errors import FederationError
 
 GONE = "unregistered"
@@ -84,26 +83,10 @@ def list_nodes(control: str, ca: Path | None) -> list[Node]:
     FederationError
         The server cannot be reached.
     """
-    import httpx
     from flwr.proto.control_pb2 import ListNodesRequest
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-    if ca is not None:
-        load_ca(ca)
-    client = ControlHttpClient.from_server_address(
-        server_address=control,
-        insecure=ca is None,
-        root_certificates=None if ca is None else ca.read_bytes(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-    )
-    try:
+    with control_api(control, ca) as client:
         found = client.ListNodes(ListNodesRequest()).nodes_info
-    except httpx.HTTPError as error:
-        text = one_line(error)
-        raise FederationError(f"--control {control}: {text}; is the server running, and the CA its own?") from None
-    finally:
-        client.close()
     return sorted(Node(info.name, info.status, _since(info), info.node_id) for info in found)
 
 
@@ -114,5 +97,4 @@ def _since(info: object) -> str:
         "registered": "registered_at",
         GONE: "unregistered_at",
     }
-    moment = str(getattr(info, moments.get(getattr(info, "status", ""), ""), ""))
-    return moment.partition(".")[0].replace("T", " ")
+    return moment(str(getattr(info, moments.get(getattr(info, "status", ""), ""), "")))

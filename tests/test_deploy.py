@@ -1,14 +1,16 @@
 """The commands by which a federation is deployed, as lists of arguments, and what is refused before any starts."""
 
+import time
 from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedtta_flwr import cli, deploy
-from fedtta_flwr.control import connect, environment, one_line
+from fedtta_flwr import cli, deploy, runs
+from fedtta_flwr.control import connect, control_api, environment, one_line
 from fedtta_flwr.deploy import Address
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.launch import free_port
 
 FLEET, CONTROL = Address("0.0.0.0", 9092), Address("127.0.0.1", 8000)
 
@@ -222,6 +224,17 @@ def test_a_home_names_its_server(tmp_path: Path) -> None:
     assert tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]["own"]["insecure"] is True
 
 
+def test_a_superlink_out_of_reach_is_asked_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "REACH_SECONDS", 2.0)
+    began = time.monotonic()
+    with (
+        control_api(f"127.0.0.1:{free_port()}", None) as client,
+        pytest.raises(FederationError, match=r"^the SuperLink has been out of reach for 2 s \(.*refused"),
+    ):
+        runs.find_run(client, 1)
+    assert 2 < time.monotonic() - began < 10
+
+
 def test_a_process_of_flowers_is_quiet_and_installs_nothing(tmp_path: Path) -> None:
     env = environment(tmp_path)
     assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
@@ -254,6 +267,9 @@ def test_flowers_messages_in_one_line() -> None:
         (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "no such file"]),
         (["nodes"], ["--ca", "--insecure"]),
         (["nodes", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "No such file"]),
+        (["runs"], ["--ca", "--insecure"]),
+        (["log", "1", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "No such file"]),
+        (["stop", "1", "--insecure", "--control", "a b"], ["a b", "HOST:PORT"]),
         (["run", "--engine", "deployment"], ["--ca", "--insecure"]),
         (["run", "--engine", "deployment", "--insecure", "--run-config", "data-dir='here'"], ["data-dir", "absolute"]),
         (["run", "--engine", "deployment", "--insecure", "--run-config", "batch-size=0"], ["batch-size", "0"]),

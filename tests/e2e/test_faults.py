@@ -1,4 +1,4 @@
-"""What a real federation survives: a killed device, a killed run, a killed server, and a link that is cut.
+"""What a real federation survives: a killed device, run or server, links that are cut, and whoever stops watching.
 
 Devices, server and run are processes of their own on real sockets. A device can be held inside a visit, so that a fault
 strikes at a known place. Each result is compared with a run in one process of those who took part.
@@ -6,10 +6,16 @@ strikes at a known place. Each result is compared with a run in one process of t
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +28,7 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.run_config import read_overrides
 from fedtta_flwr.server import federation
 from tests.conftest import load_root
-from tests.e2e.test_deployment import free_ports, until
+from tests.e2e.test_deployment import SLOW, free_ports, until
 
 CLIENTS = ("client-00", "client-01", "client-02")
 VICTIM = CLIENTS[1]
@@ -70,7 +76,7 @@ class Fleet:
         self.ports = dict(zip(("fleet", "control"), free_ports(2), strict=True))
         (folder / "holds").mkdir()
         (folder / "held_streams.py").write_text(STREAM)
-        self._env = dict(env) | {
+        self.env = dict(env) | {
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "OMP_NUM_THREADS": "1",
             "HOLDS": str(folder / "holds"),
@@ -84,7 +90,7 @@ class Fleet:
         with (self.folder / f"{name}.log").open("ab") as output:
             process = subprocess.Popen(
                 [*(self.network.inside(host) if self.network else ()), *command],
-                cwd=self.folder, env=self._env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=self.folder, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process
         return process
@@ -150,6 +156,36 @@ class Fleet:
     def end(self) -> None:
         for name in reversed(list(self.processes)):
             self.kill(name)
+
+
+class Relay:
+    """Passes connections on to a port of this machine's until it is cut, as a tunnel does."""
+
+    def __init__(self, target: int, port: int = 0) -> None:
+        self._target = target
+        self._open = [socket.create_server(("127.0.0.1", port))]
+        self.port = int(self._open[0].getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                ends = self._open[0].accept()[0], socket.create_connection(("127.0.0.1", self._target))
+                self._open += ends
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for end in self._open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 class Network:
@@ -356,6 +392,58 @@ def test_a_killed_server_comes_back_and_the_run_is_resumed(fleet: Fleet) -> None
     fleet.run("--resume", str(fleet.folder / "run"))
     assert fleet.ended() == 0, fleet.log("run")
     same(fleet.folder / "run", alone(fleet.folder, slots=2))
+
+
+@pytest.fixture
+def server(tmp_path: Path, environment: dict[str, str]) -> Iterator[Fleet]:
+    """A server without devices: a run waits for them."""
+    made = Fleet(tmp_path, environment)
+    try:
+        made.serve()
+        yield made
+    finally:
+        made.end()
+
+
+def test_whoever_watches_a_run_may_be_cut_off_for_a_while(server: Fleet) -> None:
+    relay = Relay(server.ports["control"])
+    server.run("--control", f"127.0.0.1:{relay.port}", "--run-config", "join-timeout=30")
+    until(lambda: "flwr-serverapp" in server.log("run"), "the run does not begin: " + server.log("run"))
+    before = server.log("run").splitlines()
+    assert re.fullmatch(r"run \d+", before[0])
+    relay.cut()
+    time.sleep(5)
+    assert server.processes["run"].poll() is None, server.log("run")
+    assert "is out of reach" in server.log("run")
+    Relay(server.ports["control"], relay.port)
+    assert server.ended() == 2  # as the run itself says
+    lines = server.log("run").splitlines()
+    assert lines[: len(before)] == before
+    assert not set(before) & set(lines[len(before) :])  # the log goes on where it was
+    assert "did not join" in "\n".join(lines[len(before) : -1])
+    assert lines[-1].startswith(f"error: {before[0]} ended as finished:failed")
+
+
+def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) -> None:
+    server.run()
+    until(lambda: "flwr-serverapp" in server.log("run"), "the run does not begin: " + server.log("run"))
+    server.processes["run"].send_signal(signal.SIGINT)
+    assert server.ended() == 130
+    (line,) = [line for line in server.log("run").splitlines() if "goes on" in line]
+    watch, end = (shlex.split(command) for command in re.findall("`(.*?)`", line))
+    assert (watch[:2], end[:2]) == (["fedtta", "log"], ["fedtta", "stop"])
+    server.start("again", *watch)
+    until(lambda: "flwr-serverapp" in server.log("again"), "no log: " + server.log("again"))
+    runs = ["fedtta", "runs", *watch[3:]]
+    assert watch[2] in subprocess.check_output(runs, env=server.env, text=True)
+    assert "running" in subprocess.check_output(runs, env=server.env, text=True)
+    subprocess.run(end, env=server.env, check=True)
+    assert server.processes["again"].wait(timeout=SLOW) == 2
+    assert f"error: run {watch[2]} ended as finished:stopped" in server.log("again")
+    assert "finished:stopped" in subprocess.check_output(runs, env=server.env, text=True)
+    again = subprocess.run(end, env=server.env, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert "already finished" in again.stderr
 
 
 @pytest.fixture
