@@ -1,6 +1,7 @@
 """``fedtta serve``, ``register``, ``nodes``, ``revoke``, ``join`` and ``doctor``: a federation of real machines."""
 
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -63,9 +64,10 @@ def serve(
     )
     from fedtta_flwr.control import connect
 
-    # Flower's own command line then finds this server by FLWR_HOME alone.
+    # Flower's own command line finds this server by FLWR_HOME alone, too.
     env = connect(home, str(address), None if folder is None else folder / CA)
-    _say(f"`FLWR_HOME={home} flwr list` shows this server's runs; so do `flwr log`, `flwr stop`")
+    where = shlex.join(["--control", str(address), *(["--insecure"] if folder is None else ["--ca", str(folder / CA)])])
+    _say(f"`fedtta runs {where}` shows this server's runs; so do `fedtta nodes`, `log` and `stop`")
     os.execvpe(command[0], command, env)
 
 
