@@ -39,6 +39,7 @@ recipe, since the random streams of the published arrays are not known. So order
 papers, values cannot. A CPU's time scales all of it down, and each part says how. Nothing was tuned: hyper-parameters
 are those of docs/strategies.md and docs/adapters.md, except where a row says otherwise. Of every run [record](record)
 keeps the config and the summary: this page is written of them, and who has the data can add to them with one command.
+[An earlier record](reproduction-earlier.md), of which only tables were kept, has what is not here yet.
 """
 
 
@@ -101,7 +102,9 @@ def network(name: str, folder: Path, output: Path) -> None:
 
 def fedtta(*words: str | Path) -> None:
     """Run a command of this package."""
-    subprocess.run([sys.executable, "-c", "from fedtta_flwr.cli import main; main()", *words], check=True)
+    done = subprocess.run([sys.executable, "-c", "from fedtta_flwr.cli import main; main()", *words])
+    if done.returncode:
+        raise SystemExit(done.returncode)  # it has said why
 
 
 def overview(there: Mapping[str, BenchOf]) -> str:
