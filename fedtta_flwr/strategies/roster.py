@@ -210,7 +210,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -
         raise FederationError(
             f"node {node} runs other code than the server (fedtta_flwr {hello.code}, expected "
             f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
-            f"another checkout started (pkill -f flower-superlink)"
+            f"another checkout started (pkill -f 'flower-superlink.*local-superlink')"
         )
     if hello.config != config.fingerprint():
         raise FederationError(
