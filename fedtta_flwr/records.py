@@ -49,6 +49,7 @@ STATISTICS, CLIENTS = "statistics", "clients"
 INFO = "visit"
 ERROR = "error"
 LONGEST_LINE = 500
+OTHERS = ("templates", "app")  # folders of the package: what no run uses, and what a wheel has and a checkout has not
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -121,12 +122,12 @@ def printable(text: str) -> str:
 
 @cache
 def code_fingerprint(root: Path = Path(__file__).parent) -> str:
-    """Return a short hash of the package's source files, without the templates, which no run uses.
+    """Return a short hash of the package's source files, without `OTHERS`.
 
     Server and clients compare theirs: a simulation can otherwise run another checkout's client code unnoticed, and a
     device an older version. (Of the templates, Flower's app bundle leaves the tests out.)
     """
-    return source_hash(root, set(root.rglob("*.py")) - set((root / "templates").rglob("*.py")))
+    return source_hash(root, (path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in OTHERS))
 
 
 def source_hash(root: Path, files: Iterable[Path]) -> str:

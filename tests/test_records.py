@@ -139,6 +139,8 @@ def test_the_fingerprint_changes_with_the_code_and_nothing_else(tmp_path: Path) 
     (package / "notes.txt").write_text("not code\n")
     (package / "templates" / "method").mkdir(parents=True)
     (package / "templates" / "method" / "test_method.py").write_text("not in an app bundle\n")
+    (package / "app").mkdir()
+    (package / "app" / "server_app.py").write_text("in a wheel alone\n")
     assert fingerprint() == seen[0]
     (package / "sub" / "module.py").write_text("x = 2\n")
     seen.append(fingerprint())
