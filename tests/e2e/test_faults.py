@@ -91,6 +91,7 @@ class Fleet:
             process = subprocess.Popen(
                 [*(self.network.inside(host) if self.network else ()), *command],
                 cwd=self.folder, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
             )  # fmt: skip
         self.processes[name] = process
         return process
