@@ -164,7 +164,14 @@ def test_stopped_in_mid_run_nothing_goes_on_and_nothing_is_lost(tmp_path: Path, 
     spec = written_spec(tmp_path, **{"slots-per-corruption": 400, "num-clients": 8, "batch-size": 1})
     folder = tmp_path / "out"
     command = [*FEDTTA, "bench", str(spec), "--output", str(folder), "--only", "strategy=Local"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )
     lines = cell_folder(folder, "Local.seed0") / "rounds.jsonl"
     deadline = time.monotonic() + 120
     while not lines.exists() and process.poll() is None and time.monotonic() < deadline:
