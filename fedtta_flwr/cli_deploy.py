@@ -1,7 +1,6 @@
 """``fedtta serve``, ``register``, ``nodes``, ``revoke``, ``join`` and ``doctor``: a federation of real machines."""
 
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -62,12 +61,12 @@ def serve(
         isolation=isolation,
         superexec_secret=superexec_secret,
     )
-    from fedtta_flwr.control import connect
+    from fedtta_flwr.control import connect, words
 
     # Flower's own command line finds this server by FLWR_HOME alone, too.
-    env = connect(home, str(address), None if folder is None else folder / CA)
-    where = shlex.join(["--control", str(address), *(["--insecure"] if folder is None else ["--ca", str(folder / CA)])])
-    _say(f"`fedtta runs {where}` shows this server's runs; so do `fedtta nodes`, `log` and `stop`")
+    reached = str(address), None if folder is None else folder / CA
+    env = connect(home, *reached)
+    _say(f"`fedtta runs {words(*reached)}` shows this server's runs; so do `fedtta nodes`, `log` and `stop`")
     os.execvpe(command[0], command, env)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,11 @@ def start_run(env: Mapping[str, str], root: Path, overrides: "Mapping[str, Scala
     if not started.get("success"):
         raise FederationError(f"flwr run: {one_line(started.get('error-message', started))}")
     return int(started["run-id"])
+
+
+def words(control: str, ca: Path | None) -> str:
+    """Return the options by which a command of ours reaches a SuperLink, for a shell."""
+    return shlex.join(["--control", control, *(["--insecure"] if ca is None else ["--ca", str(ca)])])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shlex
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
-from fedtta_flwr.control import connect, control_api, start_run
+from fedtta_flwr.control import connect, control_api, start_run, words
 from fedtta_flwr.errors import ConfigError, FederationError, RunError
 from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
@@ -137,7 +136,7 @@ def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | Non
         raise
     except BaseException:
         # It may have run for days: whoever only stops watching, or can watch no longer, must not end it.
-        where = shlex.join([str(run_id), "--control", control, *(["--ca", str(ca)] if ca else ["--insecure"])])
+        where = f"{run_id} {words(control, ca)}"
         print(f"run {run_id} goes on; `fedtta log {where}` shows it, `fedtta stop {where}` ends it", file=sys.stderr)
         raise
 
