@@ -133,7 +133,7 @@ over tens of slots: few corruptions, long runs.""",
         only=("seed=0", "strategy=None", "strategy=FedAvg", "strategy=pFedBBN"),
         words="""2 corruptions of 5 slots, where the paper has 15. With 20 images of a class in a slot BBN's statistics
 (eta 0.01) go a fifth of the way a slot: in five slots they do not arrive at a corruption where all classes come
-evenly. The run of pFedBBN was paused for an hour, which its seconds include.""",
+evenly.""",
         tables=("main", "claims", "major-and-minor", "collaboration", "costs"),
     ),
 }
