@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
 NOTHING_LATE = -1
-#: keys of the run config that may name a class of the user's own, which a device has to allow
-IMPORTED = ("strategy", "adapter", "head")
+#: keys of the run config that may name code of the user's own, which a device has to allow
+IMPORTED = ("strategy", "adapter", "head", "model")
 
 
 def hello(message: Message, context: Context) -> Message:
@@ -131,12 +131,12 @@ def _visit_all(
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
             if isinstance(bench, Workbench):
-                with plugin_code(bench.config.adapter):
+                with plugin_code(bench.config.model), plugin_code(bench.config.adapter):
                     visited.append(_visit_one(bench, client, request, own, memory))
             else:
                 from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
 
-                with plugin_code(bench.config.head):
+                with plugin_code(bench.config.model), plugin_code(bench.config.head):
                     visited.append(visit_heads(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))

@@ -85,7 +85,7 @@ class RunConfig(BaseModel):
     classes: Annotated[int, Field(ge=0, le=100_000)] = Field(
         0, description="number of classes; 0 = as many as the data set has; `live` and an own stream need it"
     )
-    model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`) or {ROBUSTBENCH}ID")
+    model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`)")
     checkpoint: str = Field(
         "",
         description="source model, .safetensors; empty = the embedded one; with robustbench:ID the zoo's folder of "
@@ -238,12 +238,8 @@ class RunConfig(BaseModel):
     @field_validator("model")
     @classmethod
     def _model(cls, value: str) -> str:
-        if value not in MODELS and not value.startswith(ROBUSTBENCH):
-            raise ConfigError(
-                f"model = {value!r}: unknown; allowed: {', '.join(MODELS)}, or {ROBUSTBENCH}ID; a network of "
-                f"your own is not (docs/data.md, Source models)"
-            )
-        return value
+        zoo = value.startswith(ROBUSTBENCH)
+        return value if zoo else check_name("model", value, {**MODELS, f"{ROBUSTBENCH}ID": ""})
 
     @field_validator("corruptions")
     @classmethod

@@ -39,7 +39,11 @@ def catalogue() -> dict[str, list[tuple[str, str]]]:
             *((name, "") for name in CORRUPTIONS),
             *((name, "beyond the papers' fifteen") for name in EXTRA_CORRUPTIONS),
         ],
-        "models": [*MODELS.items(), ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard")],
+        "models": [
+            *MODELS.items(),
+            ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard"),
+            ("MODULE:FUNCTION", "a network of your own package (docs/data.md)"),
+        ],
         "configs": _files("configs"),
         "presets": _files("configs/presets"),
         "benchmarks": _files("configs/bench"),

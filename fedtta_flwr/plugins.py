@@ -11,20 +11,27 @@ from types import TracebackType
 
 from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError
+from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, resolve
 
 #: keys of the run config that take ``package.module:Class`` -> names in them that are the project's own
-KEYS: dict[str, Mapping[str, tuple[str, ...]]] = {
+KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
     "strategy": STRATEGIES,
     "adapter": ADAPTERS,
     "head": HEADS,
-    "stream": {"": ()},
+    "model": MODELS,
+    "stream": {},
 }
+
+
+def is_own(name: str) -> bool:
+    """Return whether a value of these keys names what is the user's own."""
+    return ":" in name and not name.startswith(ROBUSTBENCH)
 
 
 def named(config: Mapping[str, Scalar]) -> dict[str, str]:
     """Return what a flat run config names of the user's own: key -> ``package.module:Class``."""
-    return {key: str(config[key]) for key, known in KEYS.items() if key in config and config[key] not in known}
+    return {key: str(config[key]) for key in KEYS if is_own(str(config.get(key, "")))}
 
 
 def check_plugins(config: Mapping[str, Scalar]) -> None:
@@ -108,7 +115,7 @@ def _fingerprint(package: str) -> str:
 
 def _frames_of(name: str, error: Exception) -> Iterator[TracebackType]:
     """Give the parts of a traceback that are in a plugin's package, outermost first."""
-    package = _package(name) if ":" in name else None
+    package = _package(name) if is_own(name) else None
     tb = error.__traceback__
     while tb is not None:
         if str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:

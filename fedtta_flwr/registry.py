@@ -8,7 +8,7 @@ operator's consent: the environment variable ``FEDTTA_PLUGINS`` lists the packag
 import importlib
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -248,7 +248,7 @@ HEADS: dict[str, tuple[str, str]] = {
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 
 
-def check_name(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> str:
+def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> str:
     """Return `name` if it may be used.
 
     Raises
@@ -274,7 +274,7 @@ def check_name(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> st
     return name
 
 
-def resolve(kind: str, name: str, known: Mapping[str, tuple[str, ...]]) -> Any:
+def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> Any:
     """Import and return the class behind a checked name.
 
     Raises
@@ -316,15 +316,26 @@ def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type,
     found = resolve(kind, name, known)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{kind} = {name!r}: no subclass of {base.__module__}.{base.__name__}; make it one")
+    return found(*arguments) if name in known else call(kind, name, found, *arguments)
+
+
+def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function or class of the user's own makes of its arguments.
+
+    Raises
+    ------
+    ConfigError
+        If it raises: in one line, with the place; `kind` and `name` are key and value of the run config.
+    """
     try:
-        return found(*arguments)
+        return function(*arguments)
+    except FedTTAError:
+        raise
     except Exception as error:
-        if name in known or isinstance(error, FedTTAError):
-            raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
         inside = traceback.extract_tb(error.__traceback__)[1:]
         where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
         given = ", ".join(type(argument).__name__ for argument in arguments)
         raise ConfigError(
-            f"{kind} = {name!r}: {found.__name__}({given}) raised {text}{where}; put it right there"
+            f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {text}{where}; put it right there"
         ) from error

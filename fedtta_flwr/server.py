@@ -6,16 +6,18 @@ from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
 
+import torch
 from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import takes_gradient_steps, terms_from
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
-from fedtta_flwr.data.build import check_data
+from fedtta_flwr.data.build import check_data, image_form
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
+from fedtta_flwr.models.own import try_own
 from fedtta_flwr.models.source import load_source
-from fedtta_flwr.plugins import plugin_code, plugin_fingerprints
+from fedtta_flwr.plugins import is_own, plugin_code, plugin_fingerprints
 from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
@@ -55,8 +57,10 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
     if config.task == "tgfl":
         bench = check_heads(config)
         return bench, Roster(classes=bench.classes, model=bench.fingerprint)
-    classes = check_data(config).classes
-    model = load_source(config, classes)
+    data = check_data(config)
+    classes, model = data.classes, load_source(config, data.classes)
+    if is_own(config.model) and (form := image_form(config, data)):
+        try_own(config.model, model, torch.zeros(1, 3, *form), classes)
     roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
     return make_adapter(config, model), roster
 

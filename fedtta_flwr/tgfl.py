@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtta_flwr import cpu
 from fedtta_flwr.adaptation.augment import crop_and_flip
@@ -32,10 +32,10 @@ from fedtta_flwr.heads.training import (
 from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
-from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import load
+from fedtta_flwr.models.own import build_own, try_own
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
-from fedtta_flwr.plugins import plugin_code
+from fedtta_flwr.plugins import is_own, plugin_code
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
 from fedtta_flwr.registry import HEADS, resolve
 from fedtta_flwr.seeding import seeded, torch_rng
@@ -81,7 +81,10 @@ class HeadBench:
         self.method: type[Predictor] = method
         self.options = config.options(config.head)
         recipe = self.method.recipe(self.options)
-        self.net = TwoHeads(_begin(config, self.classes), recipe).to(self.device)
+        model = _begin(config, self.classes)
+        if is_own(config.model):
+            try_own(config.model, model, self.data.training(config.client_names()[0])[0][:1], self.classes)
+        self.net = TwoHeads(model, recipe).to(self.device)
         self.fingerprint = fingerprint_of(self.net)
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}
@@ -261,8 +264,10 @@ def check_heads(config: RunConfig) -> HeadBench:
     return bench
 
 
-def _begin(config: RunConfig, classes: int) -> Classifier:
+def _begin(config: RunConfig, classes: int) -> nn.Module:
     """Return the network with which all clients begin: from a checkpoint, or drawn by the run's seed."""
+    if is_own(config.model):
+        return build_own(config, classes)
     if config.model not in MODELS:
         raise ConfigError(f"model = {config.model!r}: it cannot be trained here; allowed: {', '.join(MODELS)}")
     if config.checkpoint:

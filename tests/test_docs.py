@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fedtta_flwr.models.own import try_own
 from tests.conftest import ROOT, TINY
 
 #: the first line of a block of Python says which file it is
@@ -44,9 +46,8 @@ def test_the_test_of_the_example_passes(package: Path) -> None:
 
 
 def test_a_network_is_trained_for_data_of_ones_own_as_shown(tmp_path: Path) -> None:
-    shown = (ROOT / "docs" / "data.md").read_text()
-    ((name, text),) = FILE.findall(shown)
-    (tmp_path / name).write_text(text)
+    shown, name = (ROOT / "docs" / "data.md").read_text(), "train.py"
+    (tmp_path / name).write_text(dict(FILE.findall(shown))[name])
     rng = np.random.default_rng(0)
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
@@ -62,6 +63,12 @@ def test_a_network_is_trained_for_data_of_ones_own_as_shown(tmp_path: Path) -> N
         done = start(*fedtta, *command, *further, folder=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_network_of_ones_own_can_be_used() -> None:
+    files, found = dict(FILE.findall((ROOT / "docs" / "data.md").read_text())), dict[str, Any]()
+    exec(files["my_package/nets.py"], found)
+    try_own("my_package.nets:net", found["net"](5).eval(), torch.rand(1, 3, 64, 64), 5)
 
 
 def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.promises import StepCheck, check_own
 from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.models.base import last_linear
 from fedtta_flwr.options import Options
 from fedtta_flwr.seeding import torch_rng
 
@@ -278,10 +279,10 @@ def classifier(model: nn.Module, adapter: str) -> tuple[str, nn.Linear]:
     ConfigError
         If there is none; `adapter` is the name in the message.
     """
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+    last = last_linear(model)
+    if last is None:
         raise ConfigError(
             f"adapter = {adapter!r}: {type(model).__name__} has no linear layer as its classifier; choose a model "
             f"with one, or the adapter `source` or `entropy`"
         )
-    return linear[-1]
+    return last

@@ -11,7 +11,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import Benchmark
 from fedtta_flwr.data.cifar import read_torchvision
 from fedtta_flwr.data.contracts import ClientStream, TestSet
-from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
+from fedtta_flwr.data.datasets import CLEAN, RESIZED, Corruptible, open_test_set
 from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
@@ -117,6 +117,16 @@ def check_data(config: RunConfig) -> TestSet:
             for severity in severities:
                 data.images(corruption, severity)[np.array([0])]
     return data
+
+
+def image_form(config: RunConfig, data: TestSet) -> tuple[int, int] | None:
+    """Return height and width of a run's images; None where a function of the user's own makes them."""
+    if config.stream:
+        return None
+    if config.dataset == LIVE:
+        return config.image_size, config.image_size
+    _, height, width, _ = data.images(CLEAN, config.severity)[np.array([0])].shape
+    return height, width
 
 
 def open_benchmark(config: RunConfig) -> Benchmark:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedtta_flwr.adaptation.entropy import entropy
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.heads.base import Fitted, Recipe
-from fedtta_flwr.models.base import Classifier
+from fedtta_flwr.models.base import last_linear
 
 #: one pass over a client's images: called for each, it yields x [B, C, H, W] in [0, 1] and labels [B]
 Epoch = Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -41,24 +41,27 @@ class TwoHeads(nn.Module):
 
     Parameters
     ----------
-    model : Classifier
-        Its features are the extractor's, its head's weights those that both heads begin with. Taken over.
+    model : nn.Module
+        Its last linear layer's weights are those that both heads begin with, what it does before that is the
+        extractor's part. Taken over.
     recipe : Recipe
         Whether there is a head for rotations, and what is shared.
 
     Raises
     ------
     ConfigError
-        If the model's head is not linear.
+        If the model has no linear layer.
     """
 
-    def __init__(self, model: Classifier, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
-        if not isinstance(model.head, nn.Linear):
+        last = last_linear(model)
+        if last is None:
             raise ConfigError(
-                f"model {type(model).__name__}: its head is {type(model.head).__name__}; allowed with two heads: Linear"
+                f"model {type(model).__name__}: it has no nn.Linear as its classifier, which two heads need; choose "
+                f"another"
             )
-        weight = model.head.weight.detach()
+        weight = last[1].weight.detach()
         classes, width = weight.shape
         self.recipe = recipe
         self.global_head, self.personal_head = (nn.Linear(width, classes, bias=False) for _ in range(2))
@@ -68,7 +71,7 @@ class TwoHeads(nn.Module):
         self.rotation_head = nn.Linear(width, 4, bias=False) if recipe.rotation else None
         if self.rotation_head is not None:
             nn.init.zeros_(self.rotation_head.weight)  # draws nothing, and zeros break no symmetry of a linear map
-        model.head = nn.Identity()
+        model.set_submodule(last[0], nn.Identity())
         self.extractor: nn.Module = model
         self.eval()
 

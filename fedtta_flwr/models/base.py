@@ -45,6 +45,12 @@ class Classifier(nn.Module, ABC):
         return logits
 
 
+def last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
+    """Return the name of a network's last linear layer, which is its classifier, and the layer; None without one."""
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else None
+
+
 def initialise_convolutions(model: nn.Module) -> None:
     """Draw convolution weights as in He et al. 2015 (arXiv 1502.01852, eq. 10), fan-out, ReLU.
 

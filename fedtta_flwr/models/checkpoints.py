@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import write_atomically
@@ -82,7 +82,7 @@ def load(path: str | Path, *, architecture: str | None = None, classes: int | No
         The file is absent, damaged, of another kind, for another network, or not finite.
     """
     path = Path(path)
-    metadata, tensors = _read(path)
+    metadata, tensors = _read_ours(path)
     found = metadata.get("architecture", "?")
     if architecture is not None and found != architecture:
         raise CheckpointError(f"{path}: holds architecture {found!r}, expected {architecture}; {ANOTHER}")
@@ -101,12 +101,12 @@ def load(path: str | Path, *, architecture: str | None = None, classes: int | No
     return model
 
 
-def fill(model: Classifier, tensors: Mapping[str, Tensor], path: Path) -> None:
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Put ``tensors`` in the place of the model's, strictly.
 
     Parameters
     ----------
-    model : Classifier
+    model : nn.Module
         Changed in place; its own tensors are replaced.
     tensors : mapping of str to Tensor
         Exactly the keys, shapes and dtypes of ``model.state_dict()``, all finite.
@@ -175,12 +175,34 @@ def first_bytes(path: Path, number: int = 64) -> bytes:
     return head
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of any safetensors file.
+
+    Raises
+    ------
+    CheckpointError
+        When the file is absent, damaged or of another kind.
+    """
+    return _read(path, "write it with safetensors.torch.save_file(model.state_dict(), PATH)")[1]
+
+
+def _read_ours(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and tensors of a safetensors file of this package."""
+    metadata, tensors = _read(path, "convert it with `fedtta source convert`")
+    if metadata.get("format") != FORMAT or not {"architecture", "classes"} <= metadata.keys():
+        raise CheckpointError(
+            f"{path}: metadata are {', '.join(sorted(metadata))[:80] or 'absent'}, expected format "
+            f"{FORMAT}, architecture and classes; convert the original with `fedtta source convert`"
+        )
+    return metadata, tensors
+
+
+def _read(path: Path, cure: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file; `cure` is what to do with a pickle."""
     head = first_bytes(path)
     # A safetensors file begins with the length of its JSON header, 8 bytes, and the JSON itself.
     if head[8:9] != b"{":
-        _refuse(path, head)
+        _refuse(path, head, cure)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -190,21 +212,13 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError(
             f"{path}: damaged safetensors file of {path.stat().st_size} bytes ({error}); copy or download it again"
         ) from error
-    if metadata.get("format") != FORMAT or not {"architecture", "classes"} <= metadata.keys():
-        raise CheckpointError(
-            f"{path}: metadata are {', '.join(sorted(metadata))[:80] or 'absent'}, expected format "
-            f"{FORMAT}, architecture and classes; convert the original with `fedtta source convert`"
-        )
     return metadata, tensors
 
 
-def _refuse(path: Path, head: bytes) -> NoReturn:
+def _refuse(path: Path, head: bytes, cure: str) -> NoReturn:
     """Say what a file is that is not safetensors."""
     if head.startswith(b"PK\x03\x04") or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
-        raise CheckpointError(
-            f"{path}: is a pickle of torch.save, which could run code, expected safetensors; "
-            "convert it with `fedtta source convert`"
-        )
+        raise CheckpointError(f"{path}: is a pickle of torch.save, which could run code, expected safetensors; {cure}")
     raise CheckpointError(f"{path}: begins with {head[:8]!r}, expected a safetensors file; {ANOTHER}")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.models import ROBUSTBENCH
-from fedtta_flwr.models.base import Classifier
+from fedtta_flwr.models.base import Classifier, last_linear
 from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
 
@@ -183,10 +183,7 @@ def _take_normalisation(model: nn.Module) -> Normalize:
 
 def _take_head(model: nn.Module) -> nn.Linear:
     """Replace a network's last linear layer by the identity and return it."""
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if not linear:
+    if (last := last_linear(model)) is None:
         raise ValueError("it has no linear layer")
-    name, head = linear.popitem()
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, nn.Identity())
-    return head
+    model.set_submodule(last[0], nn.Identity())
+    return last[1]

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional as F
 
 from fedtta_flwr.config import RunConfig
@@ -21,6 +22,8 @@ from fedtta_flwr.models import ROBUSTBENCH, build
 from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
 from fedtta_flwr.models.normalize import Normalize
+from fedtta_flwr.models.own import build_own
+from fedtta_flwr.plugins import is_own
 from fedtta_flwr.seeding import derive_seed, seeded
 
 EMBEDDED_DATASET, EMBEDDED_MODEL, EMBEDDED_FILE = "digits", "resnet8", "digits-resnet8.safetensors"
@@ -29,19 +32,22 @@ EMBEDDED_HASH = "ad60ac3dea7427b4094edf85e6aa761a319e69c17734852f75948fe43b17020
 EPOCHS, BATCH, LEARNING_RATE = 20, 64, 1e-3
 
 
-def load_source(config: RunConfig, classes: int) -> Classifier:
+def load_source(config: RunConfig, classes: int) -> nn.Module:
     """Return the source model of a run on a data set of so many classes.
 
     Raises
     ------
     ConfigError
         If no checkpoint is named and there is no embedded one for the data set and model; if RobustBench has no such
-        model or is not installed; or if there is no input normalisation that ``legacy-no-norm`` could remove.
+        model or is not installed; if a network of the user's own cannot be used (`build_own`); or if there is no input
+        normalisation that ``legacy-no-norm`` could remove.
     CheckpointError
         If the checkpoint cannot be used.
     """
     if config.model.startswith(ROBUSTBENCH):
         return _from_zoo(config, classes)
+    if is_own(config.model):
+        return build_own(config, classes)
     model = _from_file(config, classes)
     if config.legacy_no_norm:
         normalize = model.normalize

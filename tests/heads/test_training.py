@@ -240,5 +240,5 @@ def test_what_does_not_fit_is_refused() -> None:
         net.load_shared({name: t for name, t in state.items() if name != GLOBAL})
     with pytest.raises(CheckpointError, match="first that differ: global_head"):
         net.load_shared(state | {GLOBAL: torch.zeros(2, 6)})
-    with pytest.raises(ConfigError, match="Small: its head is Sequential; allowed with two heads: Linear"):
-        TwoHeads(Small(nn.Sequential()), Recipe())
+    with pytest.raises(ConfigError, match=r"Sequential: it has no nn\.Linear as its classifier, which two heads need"):
+        TwoHeads(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), Recipe())
