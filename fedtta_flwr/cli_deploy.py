@@ -170,6 +170,7 @@ def doctor(
     ca: CaFile = None,
     key: Annotated[Path | None, typer.Option(help="private key of this device")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="as for `fedtta join`")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="as for `fedtta join`")] = None,
     device: Annotated[str, typer.Option(help="as for `fedtta join`")] = "auto",
     state_dir_: Annotated[Path | None, typer.Option("--state-dir", help="as for `fedtta join`")] = None,
 ) -> None:
@@ -181,6 +182,7 @@ def doctor(
         ca=ca,
         key=key,
         data_dir=data_dir,
+        checkpoint=None if checkpoint is None else checkpoint.expanduser(),
         state=(state_dir_ or state_dir("device")).expanduser(),
         device=device,
     )

@@ -18,7 +18,10 @@ def runs(control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure
     from fedtta_flwr.runs import list_runs
 
     with control_api(*control_address(control, ca, insecure)) as client:
-        for run in list_runs(client):
+        found = list_runs(client)
+        if not found:
+            typer.echo(f"{control}: no runs so far")
+        for run in found:
             typer.echo(f"{run.run_id:<20} {run.status:<18} {run.since}")
 
 

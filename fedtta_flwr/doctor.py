@@ -45,6 +45,7 @@ def examine(
     ca: Path | None = None,
     key: Path | None = None,
     data_dir: Path | None = None,
+    checkpoint: Path | None = None,
     state: Path,
     device: str = "auto",
 ) -> Iterator[Finding]:
@@ -54,7 +55,7 @@ def examine(
     ----------
     server : Address, optional
         Of the Fleet API; without it nothing is asked of the network.
-    ca, key, data_dir : Path, optional
+    ca, key, data_dir, checkpoint : Path, optional
         As for ``fedtta join``.
     state : Path
         Where the device would keep its state.
@@ -63,6 +64,8 @@ def examine(
     """
     yield from _software(device)
     yield from _folders(data_dir, state)
+    if checkpoint is not None:
+        yield _checkpoint(checkpoint)
     if ca is not None:
         yield from _authority(ca)
     if key is not None:
@@ -124,6 +127,17 @@ def _folders(data_dir: Path | None, state: Path) -> Iterator[Finding]:
         yield Finding("FAIL" if free < NO_SPACE else "warn", f"{text}: make room, or name another by --state-dir")
     else:
         yield Finding("ok", text)
+
+
+def _checkpoint(path: Path) -> Finding:
+    if path.is_dir():  # of the zoo's models
+        return Finding("ok", f"checkpoint {path}: a folder, for robustbench:ID")
+    from fedtta_flwr.models.checkpoints import read_tensors  # on use: it brings torch, which may be what is wrong
+
+    try:
+        return Finding("ok", f"checkpoint {path}: {len(read_tensors(path))} tensors")
+    except FedTTAError as error:
+        return Finding("FAIL", str(error))
 
 
 def _authority(ca: Path) -> Iterator[Finding]:

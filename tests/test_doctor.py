@@ -4,6 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fedtta_flwr import cli, doctor
 from fedtta_flwr.deploy import Address
@@ -43,6 +45,16 @@ def test_the_data_folder(tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
     assert levels("data folder", "1 entries", state=tmp_path, data_dir=tmp_path) == ["ok"]
     assert levels("data folder", "Not a directory", state=tmp_path, data_dir=tmp_path / "a.png") == ["FAIL"]
+
+
+def test_the_source_model(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    assert levels("m.safetensors", "no such file", state=tmp_path, checkpoint=file) == ["FAIL"]
+    save_file({"weight": torch.zeros(2)}, file)
+    assert levels("checkpoint", "1 tensors", state=tmp_path, checkpoint=file) == ["ok"]
+    file.write_bytes(file.read_bytes()[:-1])
+    assert levels("damaged safetensors", state=tmp_path, checkpoint=file) == ["FAIL"]
+    assert levels("a folder, for robustbench:ID", state=tmp_path, checkpoint=tmp_path) == ["ok"]
 
 
 def test_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

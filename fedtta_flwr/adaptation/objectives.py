@@ -168,12 +168,15 @@ def optimizer_of(adapter: Adapter) -> Optimizer | None:
     found = getattr(adapter, "optimizer", None)
     if isinstance(found, Optimizer):
         return found
-    for name, other in vars(adapter).items():
-        if isinstance(other, Optimizer | torch.optim.Optimizer):
-            raise ConfigError(
-                f"{type(adapter).__name__}.{name} is a {type(other).__module__}.{type(other).__name__}: a strategy's "
-                f"local terms need a {Optimizer.__module__}.Optimizer as self.optimizer; make it one"
-            )
+    for name, value in vars(adapter).items():
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        for other in several:
+            if isinstance(other, Optimizer | torch.optim.Optimizer):
+                verb, kind = "is" if other is value else "holds", f"{type(other).__module__}.{type(other).__name__}"
+                raise ConfigError(
+                    f"{type(adapter).__name__}.{name} {verb} a {kind}: a strategy's local terms need a "
+                    f"{Optimizer.__module__}.Optimizer as self.optimizer; make it one"
+                )
     return None
 
 

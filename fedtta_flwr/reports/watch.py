@@ -86,10 +86,10 @@ def _equal(weights: Tensor) -> bool:
 
 
 def hint(config: RunConfig, change: str) -> str:
-    """Return how to make the strategy's scale larger or smaller; nothing if it has none."""
-    table = type(config.options(config.strategy)).model_fields
+    """Return how to make the strategy's scale larger or smaller; nothing if it has none, or a relative one already."""
+    options = config.options(config.strategy)
     for name in SCALES:
-        if (field := table.get(name)) is not None:
+        if (field := type(options).model_fields.get(name)) is not None and getattr(options, name) != "median":
             key = f"{config.strategy}.{kebab(name)}"
             relative = Literal["median"] in get_args(field.annotation)
             return f"; make {key} {change}" + (f', or {key} = "median"' if relative else "")

@@ -288,9 +288,18 @@ class ByAnotherName(ByTorch):
         return None
 
 
+class ByTwo(ByTorch):
+    """It has one for each part."""
+
+    def make(self) -> object:
+        self.parts = {"all": super().make()}
+        return None
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
+        (ByTwo, r"^ByTwo\.parts holds a torch\.optim\.sgd\.SGD: .*adaptation\.optimizer\.Optimizer as self"),
         (ByTorch, r"^ByTorch\.optimizer is a torch\.optim\.sgd\.SGD: .*adaptation\.optimizer\.Optimizer as self"),
         (
             ByAnotherName,

@@ -426,6 +426,8 @@ def test_whoever_watches_a_run_may_be_cut_off_for_a_while(server: Fleet) -> None
 
 
 def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) -> None:
+    runs = ["fedtta", "runs", "--insecure", "--control", f"127.0.0.1:{server.ports['control']}"]
+    assert subprocess.check_output(runs, env=server.env, text=True).endswith("no runs so far\n")
     server.run()
     until(lambda: "flwr-serverapp" in server.log("run"), "the run does not begin: " + server.log("run"))
     server.processes["run"].send_signal(signal.SIGINT)
@@ -435,7 +437,6 @@ def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) ->
     assert (watch[:2], end[:2]) == (["fedtta", "log"], ["fedtta", "stop"])
     server.start("again", *watch)
     until(lambda: "flwr-serverapp" in server.log("again"), "no log: " + server.log("again"))
-    runs = ["fedtta", "runs", *watch[3:]]
     assert watch[2] in subprocess.check_output(runs, env=server.env, text=True)
     assert "running" in subprocess.check_output(runs, env=server.env, text=True)
     subprocess.run(end, env=server.env, check=True)

@@ -72,6 +72,12 @@ def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, warned: 
     assert line.endswith(hint)
 
 
+def test_a_relative_scale_is_not_to_be_changed(warned: list[str]) -> None:
+    watch([ALONE], **{"fedctta.temperature": "median"})
+    (line,) = warned
+    assert line.endswith("a client's own weight is above 0.99")
+
+
 @pytest.mark.parametrize(
     ("weights", "method"),
     [
