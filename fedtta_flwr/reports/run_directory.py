@@ -23,6 +23,7 @@ from fedtta_flwr.files import Outage, append, write_atomically, write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.interpolation import Interpolation
+from fedtta_flwr.reports.matrices import Matrices
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.reports.timeline import Timeline
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
@@ -30,6 +31,7 @@ from fedtta_flwr.strategies.rounds import Counts, Round
 from fedtta_flwr.strategies.structure import STRUCTURE, structure
 
 SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
+PAUSE = 20.0  # and so many times as long as the last one took: a fleet's matrices take seconds
 PACKAGES = ("flwr", "torch", "numpy", "ray")
 
 
@@ -71,7 +73,6 @@ class RunDirectory:
         there = next(p for p in (path, *path.parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise ConfigError(f"output-dir = {str(path)!r}: {there} is no folder that can be written; name another")
-        self._weights: dict[int, tuple[tuple[str, ...], Any]] = {}
         self._held: dict[str, Any] | None = None
         self._lines: list[str] = []  # those that are not written yet
         self._outage = Outage(path)
@@ -79,10 +80,10 @@ class RunDirectory:
         self._totals: dict[str, float] = defaultdict(float)
         self._missing: dict[str, int] = defaultdict(int)
         self._rounds = 0
-        self._saved = 0.0
+        self._due = 0.0
         self._memory: dict[str, int] = {}
         self._clients: tuple[str, ...] = ()
-        self._timeline = Timeline(())
+        self._matrices, self._timeline = Matrices(()), Timeline(())
         self._interpolation = Interpolation()
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
@@ -95,7 +96,7 @@ class RunDirectory:
         """
         self._clients = clients
         self.board = Scoreboard(config.corruption_names())
-        self._timeline = Timeline(clients)
+        self._matrices, self._timeline = Matrices(clients), Timeline(clients)
         about: dict[str, Any] = {
             "config": config.to_flat(),
             "hash": config.fingerprint(),
@@ -140,10 +141,7 @@ class RunDirectory:
         self._rounds = round_.number
         found = None
         if round_.weights is not None:
-            self._weights[round_.number] = (
-                round_.clients,
-                round_.weights.numpy().astype(np.float32),
-            )
+            self._matrices.add(round_.number, round_.clients, round_.weights)
             found = structure(round_.weights, [round_.domains.get(client) or None for client in round_.clients])
             for key, number in found.items():
                 if number is not None:
@@ -163,7 +161,7 @@ class RunDirectory:
             "screened": round_.missing,
             "forgot": list(round_.forgot),
         }
-        due = time.monotonic() - self._saved > SAVE_EVERY
+        due = time.monotonic() > self._due
         if due or not self._outage.lasts:
             with self._outage.endured():
                 self._save(finished=False) if due else self._append()
@@ -187,6 +185,7 @@ class RunDirectory:
             "rounds": self._rounds,
             "memory": self._memory,
             "domains": domains,
+            "every": self._matrices.every,
         }
         tensors["heads"], about["heads"] = self._interpolation.snapshot()
         return tensors, about
@@ -204,11 +203,7 @@ class RunDirectory:
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         self._timeline.restore(timeline, about["domains"])
         self._interpolation.restore(tensors["heads"], about["heads"])
-        with np.load(self.path / "collaboration.npz", allow_pickle=False) as file:
-            rounds, matrices = file["rounds"], file["weights"]
-        for number, matrix in zip(rounds.tolist(), matrices, strict=True):
-            if number <= self._rounds:
-                self._weights[number] = (self._clients, matrix)
+        self._matrices.restore(self.path, self._rounds, about["every"])
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         # A line that a kill cut short is of a later round, too.
@@ -279,21 +274,14 @@ class RunDirectory:
             self._lines.clear()
 
     def _save(self, *, finished: bool) -> None:
-        self._saved = time.monotonic()  # also where it fails: the next attempt is not due before
+        began = time.monotonic()
+        self._due = began + SAVE_EVERY  # also where it fails: the next attempt is not due before
         self._append()
-        order = {client: i for i, client in enumerate(self._clients)}
-        matrices = np.zeros((len(self._weights), len(order), len(order)), dtype=np.float32)
-        for k, (clients, weights) in enumerate(self._weights.values()):
-            rows = [order[client] for client in clients]
-            matrices[k][np.ix_(rows, rows)] = weights
-        rounds = np.array(list(self._weights), dtype=np.int64)
-        write_atomically(
-            self.path / "collaboration.npz",
-            lambda file: np.savez_compressed(file, weights=matrices, rounds=rounds, clients=np.array(self._clients)),
-        )
-        self._timeline.write(self.path)
-        self._interpolation.write(self.path)
+        for part in (self._matrices, self._timeline, self._interpolation):
+            part.write(self.path)
         write_json(self.path / "summary.json", self.summary(finished=finished))
+        took = time.monotonic() - began
+        self._due = began + max(SAVE_EVERY, PAUSE * took)
 
 
 def default_path(config: RunConfig) -> Path:

@@ -1,0 +1,71 @@
+"""The collaboration matrices of a run: collaboration.npz in the run directory."""
+
+from logging import WARNING
+from pathlib import Path
+
+import numpy as np
+from flwr.common.logger import log
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtta_flwr.files import write_atomically
+
+FILE = "collaboration.npz"
+BUDGET = 256 * 2**20  # bytes of all that are kept
+
+
+class Matrices:
+    """W of every round; of every 2nd, 4th, ... and of the latest, where all would take more than 256 MiB.
+
+    A run may have thousands of clients, or no end.
+
+    Parameters
+    ----------
+    clients : tuple of str
+        In the order of rows and columns.
+
+    Attributes
+    ----------
+    every : int
+        1, or a power of 2: rounds 1, 1 + every, 1 + 2 every, ... are kept.
+    """
+
+    def __init__(self, clients: tuple[str, ...]) -> None:
+        self.every = 1
+        self._clients = clients
+        self._place = {client: i for i, client in enumerate(clients)}
+        self._kept: dict[int, NDArray[np.float32]] = {}  # round -> [N, N]
+
+    def add(self, number: int, clients: tuple[str, ...], weights: Tensor) -> None:
+        """Enter W [M, M] of a round that these M clients were in; rows and columns of all others are 0."""
+        matrix = np.zeros((len(self._clients),) * 2, dtype=np.float32)
+        rows = [self._place[client] for client in clients]
+        matrix[np.ix_(rows, rows)] = weights.numpy()
+        self._drop(but=number)
+        self._kept[number] = matrix
+        before = self.every
+        while len(self._kept) > 2 and len(self._kept) * matrix.nbytes > BUDGET:
+            self.every *= 2
+            self._drop(but=number)
+        if self.every > before:
+            log(WARNING, "%s keeps one round in %d from now on: all take more than 256 MiB", FILE, self.every)
+
+    def write(self, folder: Path) -> None:
+        """Write the file, atomically: ``weights`` [T, N, N], ``rounds`` [T] and ``clients`` [N]."""
+        shape = (len(self._kept), len(self._clients), len(self._clients))
+        weights = np.stack(list(self._kept.values())) if self._kept else np.zeros(shape, dtype=np.float32)
+        rounds, clients = np.array(list(self._kept), dtype=np.int64), np.array(self._clients)
+        write_atomically(
+            folder / FILE, lambda file: np.savez_compressed(file, weights=weights, rounds=rounds, clients=clients)
+        )
+
+    def restore(self, folder: Path, last: int, every: int) -> None:
+        """Go on from a file as it was after the round `last`."""
+        self.every = every
+        with np.load(folder / FILE, allow_pickle=False) as file:
+            rounds, weights = file["rounds"], file["weights"]
+        self._kept = {n: matrix for n, matrix in zip(rounds.tolist(), weights, strict=True) if n <= last}
+
+    def _drop(self, but: int) -> None:
+        """Forget the rounds between those that are kept."""
+        self._kept = {n: m for n, m in self._kept.items() if (n - 1) % self.every == 0 or n == but}
