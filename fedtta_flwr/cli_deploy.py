@@ -73,14 +73,21 @@ def serve(
 @app.command()
 def register(
     public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="public key of the device")],
-    name: Annotated[str, typer.Option(help="of the device, for `fedtta nodes` and `fedtta revoke`")],
+    name: Annotated[str, typer.Option(help="of the client that it may host; several: separated by commas")],
     control: Control = LOCAL_CONTROL,
     ca: CaFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Let a device in."""
+    """Let a device in, as the host of these clients."""
+    from fedtta_flwr.config import CLIENT_NAME
     from fedtta_flwr.nodes import register as register_node
 
+    for part in name.split(","):
+        if not CLIENT_NAME.fullmatch(part):
+            raise ConfigError(
+                f"--name {name!r}: {part!r} is no name of a client; allowed: letters, digits, '.', '_' and '-'; "
+                "several names separated by commas, without spaces"
+            )
     if not public_key.is_file():
         raise ConfigError(f"{public_key}: no such file; copy the device's public key here (docker/keys.sh client)")
     address, authority = control_address(control, ca, insecure)

@@ -15,7 +15,7 @@ class Node(NamedTuple):
     Attributes
     ----------
     name : str
-        As registered.
+        As registered: of the clients that it may host, separated by commas.
     status : str
         registered (has not been here yet), online, offline, or unregistered (revoked).
     since : str
@@ -31,7 +31,7 @@ class Node(NamedTuple):
 
 
 def register(home: Path, control: str, ca: Path | None, public_key: Path, name: str) -> int:
-    """Let the holder of a key in; return its node id.
+    """Let the holder of a key in, as the host of the clients of these names; return its node id.
 
     Raises
     ------
@@ -40,9 +40,12 @@ def register(home: Path, control: str, ca: Path | None, public_key: Path, name: 
     FederationError
         The server cannot be reached, or takes no such key.
     """
-    taken = [node.node_id for node in list_nodes(control, ca) if node.name == name and node.status != GONE]
-    if taken:
-        raise FederationError(f"--name {name!r}: node {taken[0]} has it already; revoke that one, or take another name")
+    clients = set(name.split(","))
+    for node in list_nodes(control, ca):
+        if node.status != GONE and (taken := clients.intersection(node.name.split(","))):
+            raise FederationError(
+                f"--name {name!r}: node {node.node_id} has {min(taken)} already; revoke that one, or take another name"
+            )
     env = connect(home, control, ca)
     answer = flwr(env, "supernode", "register", str(public_key), "--name", name, "--format", "json")
     if not answer.get("success"):

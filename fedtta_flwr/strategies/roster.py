@@ -72,6 +72,9 @@ class Roster:
         Clients that nodes host but that are not of this run.
     refused : dict of int to str
         Connected node -> why it cannot serve the run.
+    names : dict of int to str
+        Connected node -> the name, or names separated by commas, that its key was registered under; empty where devices
+        are not authenticated.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
@@ -81,6 +84,7 @@ class Roster:
     present: set[int] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
     refused: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     _ask_at: dict[int, float] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
 
@@ -98,7 +102,8 @@ class Roster:
 
     def look(self, grid: Grid) -> list[Message]:
         """See who is connected, ask those who have not been asked yet whom they host, and return the answers so far."""
-        self.present = set(grid.get_node_ids())
+        self.names = {node.node_id: node.name for node in grid.get_nodes()}
+        self.present = set(self.names)
         # A device that leaves unneeded may come back as another one: mended, or with another client.
         kept = self.present | set(self.node_of.values())
         self._ask_at = {node: then for node, then in self._ask_at.items() if node in kept}
@@ -201,6 +206,11 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -
         raise FederationError(
             f"node {node} answers what no client of ours does ({printable(fault)}): install the server's version there"
         ) from None
+    if (name := roster.names.get(node, "")) and (others := sorted(set(hello.clients) - set(name.split(",")))):
+        raise FederationError(
+            f"node {node} says that it hosts {_few(others)}, and is registered as {printable(name)}: a device hosts "
+            f"the clients whose names it is registered under (fedtta register KEY.pub --name A,B)"
+        )
     if not roster.others.issuperset(hello.others):
         log(WARNING, "node %d hosts %s, not of this run", node, _few(hello.others))
         roster.others.update(hello.others)

@@ -96,10 +96,11 @@ class Federation:
             ["fedtta", *arguments], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=SLOW
         )
 
-    def run(self, output: Path) -> subprocess.CompletedProcess[str]:
+    def run(self, output: Path, more: str = "") -> subprocess.CompletedProcess[str]:
         """Start a run on the devices and wait for its end."""
         where = ["--control", str(self.control), "--ca", str(self.ca)]
-        return self.fedtta("run", "--engine", "deployment", *where, "--run-config", RUN, "--output", str(output))
+        what = ["--run-config", f"{RUN} {more}", "--output", str(output)]
+        return self.fedtta("run", "--engine", "deployment", *where, *what)
 
     def online(self) -> list[str]:
         return [node.name for node in nodes.list_nodes(str(self.control), self.ca) if node.status == "online"]
@@ -297,6 +298,23 @@ def test_a_revoked_device_is_out(federation: Federation) -> None:
     }
 
 
+def test_nobody_is_a_client_that_its_key_was_not_registered_for(federation: Federation) -> None:
+    where = ["--control", str(federation.control), "--ca", str(federation.ca)]
+    key = federation.key("stranger").with_suffix(".pub")
+    taken = federation.fedtta("register", str(key), "--name", "spare,cam-07", *where)
+    assert taken.returncode == 2
+    assert "has cam-07 already" in taken.stderr
+    assert federation.fedtta("register", str(key), "--name", "spare", *where).returncode == 0
+    device = federation.join("gate", key="stranger")
+    until(lambda: "spare" in federation.online(), "the stranger has not joined")
+    done = federation.run(federation.folder / "claimed", "join-timeout=20")
+    assert done.returncode == 2
+    assert "says that it hosts gate, and is registered as spare" in done.stdout
+    assert "1 of 3 clients did not join" in done.stdout + done.stderr
+    assert federation.fedtta("revoke", "spare", *where).returncode == 0
+    device.wait(timeout=SLOW)
+
+
 def test_a_killed_device_takes_its_supernode_with_it(federation: Federation) -> None:
     """Or that one would stay online, and keep its successor out for ever."""
     process = next(p for p in federation.processes if "cam-12" in p.args and p.poll() is None)
@@ -322,4 +340,4 @@ def test_compose_registers_each_key_once_however_often_it_starts(federation: Fed
         assert done.returncode == 0, done.stderr
         assert [line.partition(":")[0] for line in done.stdout.splitlines()] == list(registered)
     known = [node.name for node in nodes.list_nodes(str(federation.control), federation.ca)]
-    assert sorted(known) == sorted((*names, *CLIENTS))
+    assert sorted(known) == sorted((*names, *CLIENTS, "spare"))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.superlink.grid import HttpGrid
 
 from fedtta_flwr import client
@@ -50,6 +51,7 @@ class HostingGrid(LocalGrid):
         self.looks = 0 if one_by_one else len(hosting)
         self.pushed: list[int] = []
         self.away: set[int] = set()
+        self.registered: dict[int, str] = {}
 
     def change(self, node: int, **changed: str) -> None:
         """Change a node's own settings."""
@@ -58,6 +60,9 @@ class HostingGrid(LocalGrid):
     def get_node_ids(self) -> Iterable[int]:
         self.looks += 1
         return [node for node in list(super().get_node_ids())[: self.looks - 1] if node not in self.away]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.registered.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -96,6 +101,33 @@ def test_every_client_is_found_once(config: RunConfig, nodes: int) -> None:
 def test_nodes_may_name_their_clients(config: RunConfig) -> None:
     roster = gather(HostingGrid(config, ["client-03, client-00", "client-01,client-02"]), config)
     assert roster.nodes() == {2: ["client-00", "client-03"], 3: ["client-01", "client-02"]}
+
+
+def test_a_device_hosts_those_it_is_registered_for(config: RunConfig) -> None:
+    grid = HostingGrid(config, ["client-00,client-03", "client-01", "client-02"])
+    grid.registered = {2: "client-03,gate,client-00", 3: "client-01"}  # the last one without a name
+    assert gather(grid, config).node_of == {"client-00": 2, "client-03": 2, "client-01": 3, "client-02": 4}
+    grid.registered[3] = "client-0"
+    assert refused(grid, config) == (
+        "node 3 says that it hosts client-01, and is registered as client-0: a device hosts the clients whose names it "
+        "is registered under (fedtta register KEY.pub --name A,B)"
+    )
+
+
+def test_nobody_takes_the_name_of_another_device(config: RunConfig, warned: list[str]) -> None:
+    grid = Devices(config, [*EACH, "client-00"])
+    grid.registered = dict(zip(grid.get_node_ids(), [*EACH, "spare"], strict=True))
+    roster = gather(grid, config)
+    first, *_, last = grid.registered
+    assert roster.node_of["client-00"] == first
+    grid.away = {first}
+    roster.refresh(grid, config)
+    assert roster.node_of["client-00"] == first  # absent, not replaced
+    assert list(roster.refused) == [last]
+    (line,) = [line for line in warned if "registered" in line]
+    assert line.startswith(
+        f"a node takes no part: node {last} says that it hosts client-00, and is registered as spare"
+    )
 
 
 class SilentGrid(HostingGrid):
