@@ -53,8 +53,8 @@ def run(
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
-    if output is not None:
-        overrides["output-dir"] = str(output.expanduser().absolute())
+    if output is not None:  # of a deployment it is a place on the server
+        overrides["output-dir"] = str(output if engine == "deployment" else output.expanduser().absolute())
     if engine == "deployment":
         run_deployment(overrides, *cli_deploy.control_address(control, ca, insecure))
         return

@@ -274,6 +274,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["run", "--engine", "deployment"], ["--ca", "--insecure"]),
         (["run", "--engine", "deployment", "--insecure", "--run-config", "data-dir='here'"], ["data-dir", "absolute"]),
         (["run", "--engine", "deployment", "--insecure", "--run-config", "batch-size=0"], ["batch-size", "0"]),
+        (["run", "--engine", "deployment", "--insecure", "--output", "here"], ["output-dir", "on the server", "'~/"]),
         (["run", "--engine", "deployment", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "no such file"]),
         (["doctor", "--server", "a b"], ["--server", "a b"]),
     ],
