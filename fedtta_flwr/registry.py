@@ -248,6 +248,11 @@ HEADS: dict[str, tuple[str, str]] = {
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
 
 
+def ships(thing: object) -> bool:
+    """Return whether an object is of a class of the project's own."""
+    return type(thing).__module__.startswith(f"{__package__}.")
+
+
 def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> str:
     """Return `name` if it may be used.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.registry import ships
 
 
 def check_own(adapter: object, model: nn.Module, selected: Mapping[str, Tensor]) -> None:
@@ -47,7 +48,7 @@ class StepCheck:
     def __init__(self, adapter: object, model: nn.Module) -> None:
         self._adapter = _named(adapter)
         # What ships is tested for this: on a device, where every message is a process, it would be every step.
-        self._ships = type(adapter).__module__.startswith(f"{__package__}.")
+        self._ships = ships(adapter)
         self._model = model
         self._logits: list[int] | None = None  # the form of one image's
         #: while the first step is not known to be good: the places of all tensors, copies of the undeclared ones

@@ -20,6 +20,7 @@ from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
+from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
 from fedtta_flwr.strategies.replies import Limits, read_replies
@@ -276,8 +277,7 @@ class PersonalizedStrategy(Strategy):
         if len(read) > len(rejected):
             # Where the method is W @ theta and no more, nobody looks at the states again once they are mixed; but what
             # does not ship may have kept them.
-            ships = type(self).__module__.startswith(f"{__package__}.")
-            expendable = ships and type(self).personalize is PersonalizedStrategy.personalize
+            expendable = ships(self) and type(self).personalize is PersonalizedStrategy.personalize
             updates = stack_updates(server_round, read, rejected, self.personal, self.source, expendable=expendable)
             read.clear()  # they have been copied
             self._round.clients = updates.clients
