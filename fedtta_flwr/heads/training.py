@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedtta_flwr.adaptation.entropy import entropy
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.heads.base import Fitted, Recipe
-from fedtta_flwr.models.base import last_linear
+from fedtta_flwr.models.base import take_head
 
 #: one pass over a client's images: called for each, it yields x [B, C, H, W] in [0, 1] and labels [B]
 Epoch = Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -55,13 +55,13 @@ class TwoHeads(nn.Module):
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
-        last = last_linear(model)
-        if last is None:
+        head = take_head(model)
+        if head is None:
             raise ConfigError(
                 f"model {type(model).__name__}: it has no nn.Linear as its classifier, which two heads need; choose "
                 f"another"
             )
-        weight = last[1].weight.detach()
+        weight = head.weight.detach()
         classes, width = weight.shape
         self.recipe = recipe
         self.global_head, self.personal_head = (nn.Linear(width, classes, bias=False) for _ in range(2))
@@ -71,7 +71,6 @@ class TwoHeads(nn.Module):
         self.rotation_head = nn.Linear(width, 4, bias=False) if recipe.rotation else None
         if self.rotation_head is not None:
             nn.init.zeros_(self.rotation_head.weight)  # draws nothing, and zeros break no symmetry of a linear map
-        model.set_submodule(last[0], nn.Identity())
         self.extractor: nn.Module = model
         self.eval()
 

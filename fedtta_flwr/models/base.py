@@ -51,6 +51,16 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
     return linear[-1] if linear else None
 
 
+def take_head(model: nn.Module) -> nn.Linear | None:
+    """Put an identity in the place of a network's last linear layer, and return that; None without one."""
+    last = last_linear(model)
+    if last is None:
+        return None
+    parent, _, child = last[0].rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return last[1]
+
+
 def initialise_convolutions(model: nn.Module) -> None:
     """Draw convolution weights as in He et al. 2015 (arXiv 1502.01852, eq. 10), fan-out, ReLU.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.models import ROBUSTBENCH
-from fedtta_flwr.models.base import Classifier, last_linear
+from fedtta_flwr.models.base import Classifier, take_head
 from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
 
@@ -45,7 +45,10 @@ class ZooClassifier(Classifier):
             expected = model(probe)
         super().__init__(_take_normalisation(model))
         self.model = model
-        self.head = _take_head(model)
+        head = take_head(model)
+        if head is None:
+            raise ValueError("it has no linear layer")
+        self.head = head
         with torch.no_grad():
             # The zoo's networks are free to do more before, between and after; this would show it.
             same = torch.allclose(self(probe), expected, rtol=1e-4, atol=1e-4)
@@ -179,11 +182,3 @@ def _take_normalisation(model: nn.Module) -> Normalize:
             std.fill_(1)
             return normalize
     return Normalize([0.0] * 3, [1.0] * 3)
-
-
-def _take_head(model: nn.Module) -> nn.Linear:
-    """Replace a network's last linear layer by the identity and return it."""
-    if (last := last_linear(model)) is None:
-        raise ValueError("it has no linear layer")
-    model.set_submodule(last[0], nn.Identity())
-    return last[1]
