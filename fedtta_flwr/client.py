@@ -15,7 +15,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
-from fedtta_flwr.plugins import plugin_code
+from fedtta_flwr.plugins import device_code, plugin_code
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -60,6 +60,7 @@ def hello(message: Message, context: Context) -> Message:
                 "classes": bench.classes if bench else 0,
                 "model": bench.fingerprint if bench else "",
                 "code": code_fingerprint(),
+                "plugins": device_code(bench.config) if bench else [],
                 "config": RunConfig.from_flat(context.run_config).fingerprint() if names else "",
             }
         )

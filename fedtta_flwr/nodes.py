@@ -54,7 +54,7 @@ def register(home: Path, control: str, ca: Path | None, public_key: Path, name: 
 
 
 def revoke(home: Path, control: str, ca: Path | None, name: str) -> list[int]:
-    """Let nobody of this name in any more; return the node ids.
+    """Let nobody of this name, alone or with others, in any more; return the node ids.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def revoke(home: Path, control: str, ca: Path | None, name: str) -> list[int]:
         The server cannot be reached, or knows no such name.
     """
     known = [node for node in list_nodes(control, ca) if node.status != GONE]
-    found = [node.node_id for node in known if node.name == name]
+    found = [node.node_id for node in known if node.name == name or name in node.name.split(",")]
     if not found:
         names = ", ".join(sorted(node.name for node in known if node.name)) or "none"
         raise FederationError(f"revoke {name!r}: the server knows no such device; registered: {names}")

@@ -9,7 +9,7 @@ from logging import ERROR
 from pathlib import Path
 from types import TracebackType
 
-from fedtta_flwr.config import Scalar
+from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, resolve
@@ -22,6 +22,10 @@ KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
     "model": MODELS,
     "stream": {},
 }
+
+
+#: those whose code must be the same on every device; a stream may be a device's own
+ON_DEVICES = ("adapter", "head", "model")
 
 
 def is_own(name: str) -> bool:
@@ -53,6 +57,13 @@ def plugin_fingerprints(config: Mapping[str, Scalar]) -> dict[str, str]:
     """
     packages = {_package(name) for name in named(config).values()}
     return {package: _fingerprint(package) for package in sorted(packages)}
+
+
+def device_code(config: RunConfig) -> list[str]:
+    """Return package and hash of the code of the user's own that devices run: networks, adapters and heads."""
+    flat = config.to_flat()
+    found = plugin_fingerprints({key: flat[key] for key in ON_DEVICES})
+    return [f"{package} {fingerprint or 'without source'}" for package, fingerprint in found.items()]
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import torch
 from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
-from fedtta_flwr.adaptation.objectives import takes_gradient_steps, terms_from
+from fedtta_flwr.adaptation.objectives import check_terms, takes_gradient_steps, terms_from
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
 from fedtta_flwr.data.build import check_data, image_form
+from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
 from fedtta_flwr.models.own import try_own
@@ -22,6 +23,7 @@ from fedtta_flwr.registry import STRATEGIES, make
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
+from fedtta_flwr.seeding import torch_rng
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.strategies.roster import Roster
@@ -60,7 +62,7 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
     data = check_data(config)
     classes, model = data.classes, load_source(config, data.classes)
     if is_own(config.model) and (form := image_form(config, data)):
-        try_own(config.model, model, torch.zeros(1, 3, *form), classes)
+        try_own(config.model, model, torch.rand(1, 3, *form, generator=torch_rng(config.seed, "trial")), classes)
     roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
     return make_adapter(config, model), roster
 
@@ -97,7 +99,8 @@ def check_requests(strategy: PersonalizedStrategy) -> None:
     """
     try:
         check_descriptor(strategy.descriptor, strategy.descriptor_options)
-        terms_from(strategy.objectives)
+        form_of(strategy.descriptor, strategy.network, strategy.roster.classes)
+        check_terms(terms_from(strategy.objectives), strategy.network)
     except ConfigError as error:
         raise ConfigError(f"strategy = {strategy.config.strategy!r}: {error}") from None
 

@@ -33,7 +33,7 @@ from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.checkpoints import load
-from fedtta_flwr.models.own import build_own, try_own
+from fedtta_flwr.models.own import build_own, try_extractor, try_own
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
 from fedtta_flwr.plugins import is_own, plugin_code
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
@@ -82,9 +82,13 @@ class HeadBench:
         self.options = config.options(config.head)
         recipe = self.method.recipe(self.options)
         model = _begin(config, self.classes)
+        image = self.data.training(config.client_names()[0])[0][:1]
         if is_own(config.model):
-            try_own(config.model, model, self.data.training(config.client_names()[0])[0][:1], self.classes)
-        self.net = TwoHeads(model, recipe).to(self.device)
+            try_own(config.model, model, image, self.classes)
+        self.net = TwoHeads(model, recipe)
+        if is_own(config.model):
+            try_extractor(config.model, self.net.extractor, image, self.net.global_head.in_features)
+        self.net = self.net.to(self.device)
         self.fingerprint = fingerprint_of(self.net)
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}

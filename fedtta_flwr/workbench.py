@@ -112,7 +112,7 @@ class Workbench:
 
     def head(self, model: nn.Module) -> nn.Module:
         """Return the layer that makes logits of a network's penultimate features."""
-        return classifier(model, self.config.adapter)[1]
+        return classifier(model, "a descriptor of features")[1]
 
     def _latest(self, key: tuple[str | int, ...], make: Callable[[], Tensor]) -> Tensor:
         if key not in self._shared:

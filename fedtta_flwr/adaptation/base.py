@@ -271,18 +271,18 @@ def statistics(model: nn.Module) -> State:
     return found
 
 
-def classifier(model: nn.Module, adapter: str) -> tuple[str, nn.Linear]:
+def classifier(model: nn.Module, by: str) -> tuple[str, nn.Linear]:
     """Return the name of the last linear layer, which maps features [B, D] to logits [B, K], and the layer.
 
     Raises
     ------
     ConfigError
-        If there is none; `adapter` is the name in the message.
+        If there is none; `by` whom it is needed is in the message.
     """
     last = last_linear(model)
     if last is None:
         raise ConfigError(
-            f"adapter = {adapter!r}: {type(model).__name__} has no linear layer as its classifier; choose a model "
-            f"with one, or the adapter `source` or `entropy`"
+            f"{by!r} needs a classifier, and {type(model).__name__} has no linear layer; choose a model with one, or a "
+            f"method that needs none"
         )
     return last

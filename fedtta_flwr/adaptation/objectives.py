@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -24,6 +24,7 @@ from fedtta_flwr.adaptation.base import Adapter, classifier
 from fedtta_flwr.adaptation.norms import batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.models.base import last_linear
 
 #: features [B, D] and logits [B, K]
 Outputs = tuple[Tensor, Tensor]
@@ -200,6 +201,18 @@ def terms_from(named: Mapping[str, Any]) -> list[Term]:
     return [TERMS[term](**given) for term, given in settings.items()]
 
 
+def check_terms(terms: Sequence[Term], model: nn.Module) -> None:
+    """Find out whether a model has the features that terms are about.
+
+    Raises
+    ------
+    ConfigError
+        If not.
+    """
+    if any(isinstance(term, Moon) for term in terms):
+        classifier(model, "moon")
+
+
 class Objectives:
     """Terms that the adapter's optimiser adds to every loss that it is given.
 
@@ -217,10 +230,11 @@ class Objectives:
     Raises
     ------
     ConfigError
-        If the adapter takes no gradient step, or not by its ``optimizer``.
+        If the adapter takes no gradient step, or not by its ``optimizer``; or the model has no features.
     """
 
     def __init__(self, adapter: Adapter, terms: Sequence[Term]) -> None:
+        check_terms(terms, adapter.model)
         optimizer = optimizer_of(adapter)
         if optimizer is None:
             names = ", ".join(type(term).__name__ for term in terms)
@@ -230,7 +244,7 @@ class Objectives:
         self.terms = tuple(terms)
         self.parameters: list[Tensor] = optimizer.parameters
         self._model = adapter.model
-        self._head = classifier(adapter.model, type(adapter).__name__)[1]
+        self._head = last_linear(adapter.model)
         self._batch: Tensor | None = None
         own = {id(p): name for name, p in adapter.model.named_parameters()}
         self._names = [own[id(p)] for p in self.parameters]
@@ -272,18 +286,22 @@ class Objectives:
         return torch.stack([term(self) for term in self.terms]).sum()
 
     def outputs(self, parameters: Sequence[Tensor]) -> Outputs:
-        """Return features [B, D] and logits [B, K] of the present batch under given parameters."""
+        """Return features [B, D] and logits [B, K] of the present batch under given parameters.
+
+        Where no linear layer makes the logits, they are taken for the features, too.
+        """
         if self._batch is None:
             raise RuntimeError("outputs are asked for outside a step")
         features: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        hook = self._head and self._head[1].register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             with batch_statistics(self._model):
                 named = dict(zip(self._names, parameters, strict=True))
                 logits: Tensor = functional_call(self._model, named, (self._batch,))
         finally:
-            hook.remove()
-        return features[-1], logits
+            if hook is not None:
+                hook.remove()
+        return features[-1] if features else logits, logits
 
     def _named(self, kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
         return {f"{kind}.{name}": t for name, t in zip(self._names, tensors, strict=True)}

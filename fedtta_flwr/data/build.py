@@ -11,7 +11,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import Benchmark
 from fedtta_flwr.data.cifar import read_torchvision
 from fedtta_flwr.data.contracts import ClientStream, TestSet
-from fedtta_flwr.data.datasets import CLEAN, RESIZED, Corruptible, open_test_set
+from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
 from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
@@ -125,7 +125,8 @@ def image_form(config: RunConfig, data: TestSet) -> tuple[int, int] | None:
         return None
     if config.dataset == LIVE:
         return config.image_size, config.image_size
-    _, height, width, _ = data.images(CLEAN, config.severity)[np.array([0])].shape
+    # Not the clean ones, which not every set has.
+    _, height, width, _ = data.images(config.corruption_names()[0], config.severity)[np.array([0])].shape
     return height, width
 
 

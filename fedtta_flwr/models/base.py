@@ -56,8 +56,10 @@ def take_head(model: nn.Module) -> nn.Linear | None:
     last = last_linear(model)
     if last is None:
         return None
-    parent, _, child = last[0].rpartition(".")
-    setattr(model.get_submodule(parent), child, nn.Identity())
+    for module in list(model.modules()):  # it may have several names
+        for name, child in module.named_children():
+            if child is last[1]:
+                setattr(module, name, nn.Identity())
     return last[1]
 
 

@@ -107,7 +107,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     Parameters
     ----------
     model : nn.Module
-        Changed in place; its own tensors are replaced.
+        Changed in place.
     tensors : mapping of str to Tensor
         Exactly the keys, shapes and dtypes of ``model.state_dict()``, all finite.
     path : Path
@@ -131,9 +131,11 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
             f"{path}: does not fit the architecture: {_first(differences)}; name the right "
             "architecture and number of classes, or give another file"
         )
-    if bad := [key for key, value in tensors.items() if not bool(value.isfinite().all())]:
+    # A constant of the architecture, such as the -inf of a mask, may be what it is.
+    finite = {key: bool(value.isfinite().all()) or torch.equal(value, expected[key]) for key, value in tensors.items()}
+    if bad := [key for key, good in finite.items() if not good]:
         raise CheckpointError(f"{path}: NaN or infinite values in {_first(bad)}; {ANOTHER}")
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict(tensors)
 
 
 def file_hash(path: str | Path) -> str:
@@ -183,7 +185,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     CheckpointError
         When the file is absent, damaged or of another kind.
     """
-    return _read(path, "write it with safetensors.torch.save_file(model.state_dict(), PATH)")[1]
+    return _read(path, "write it with safetensors.torch.save_model(model, PATH)")[1]
 
 
 def _read_ours(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -203,7 +203,7 @@ class RunDirectory:
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         self._timeline.restore(timeline, about["domains"])
         self._interpolation.restore(tensors["heads"], about["heads"])
-        self._matrices.restore(self.path, self._rounds, about["every"])
+        self._matrices.restore(self.path, self._rounds, about.get("every", 1))
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         # A line that a kill cut short is of a later round, too.

@@ -22,7 +22,7 @@ from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
 from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
-from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive
+from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
 from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.roster import Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
@@ -376,6 +376,7 @@ class PersonalizedStrategy(Strategy):
                 "personal": known,
                 "descriptor": self.descriptor,
                 "finetune": self.finetune,
+                "nonce": unguessable(),
                 **options,
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Sending a round's messages and collecting the replies, with a short adaptive wait."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,14 @@ def is_far(grid: Grid) -> bool:
     """Return whether nodes are reached through a SuperLink and may come and go; in a simulation all are there."""
     # By name, since to import that class takes a second, which others need not wait.
     return any(kind.__name__ == "HttpGrid" for kind in type(grid).__mro__)
+
+
+def unguessable() -> str:
+    """Return what makes a message's id, a hash of its content, one that nobody but its receiver knows.
+
+    A SuperLink takes a reply from any device that names the message which it answers.
+    """
+    return secrets.token_hex(16)
 
 
 def send_and_receive(

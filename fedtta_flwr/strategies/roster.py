@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Annotated, Self
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -15,8 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError, first_fault
+from fedtta_flwr.plugins import device_code
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
-from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, is_far
+from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, is_far, unguessable
 
 #: Flower's errors for a node that was lost on the way; while there is time it may come back
 GONE = (
@@ -42,6 +43,7 @@ class Hello(BaseModel):
     slots: list[Annotated[int, Field(ge=0)]]
     classes: Annotated[int, Field(ge=0)]
     code: str
+    plugins: list[Name]
     config: str
     model: str
 
@@ -73,8 +75,8 @@ class Roster:
     refused : dict of int to str
         Connected node -> why it cannot serve the run.
     names : dict of int to str
-        Connected node -> the name, or names separated by commas, that its key was registered under; empty where devices
-        are not authenticated.
+        Node, once it was connected -> the name, or names separated by commas, that its key was registered under; empty
+        where devices are not authenticated.
     """
 
     node_of: dict[str, int] = field(default_factory=dict)
@@ -102,8 +104,9 @@ class Roster:
 
     def look(self, grid: Grid) -> list[Message]:
         """See who is connected, ask those who have not been asked yet whom they host, and return the answers so far."""
-        self.names = {node.node_id: node.name for node in grid.get_nodes()}
-        self.present = set(self.names)
+        connected = {node.node_id: node.name for node in grid.get_nodes()}
+        self.present = set(connected)
+        self.names |= connected  # kept: who was asked may be gone when its answer is read
         # A device that leaves unneeded may come back as another one: mended, or with another client.
         kept = self.present | set(self.node_of.values())
         self._ask_at = {node: then for node, then in self._ask_at.items() if node in kept}
@@ -113,7 +116,8 @@ class Roster:
         new = sorted(node for node in self.present if self._ask_at.get(node, now) <= now)
         self._ask_at.update(dict.fromkeys(new, math.inf))
         if new:
-            messages = [Message(RecordDict(), node_id, HELLO, group_id="0") for node_id in new]
+            nonce = {"nonce": ConfigRecord({"nonce": unguessable()})}
+            messages = [Message(RecordDict(nonce), node_id, HELLO, group_id="0") for node_id in new]  # type: ignore[arg-type]
             sent = zip(grid.push_messages(messages), new, strict=True)
             self._waiting.update({message_id: node_id for message_id, node_id in sent if message_id})
         answers = []
@@ -133,10 +137,11 @@ class Roster:
         has answered.
         """
         answers = self.look(grid)
+        plugins = device_code(config) if answers else []
         for reply in answers:
             node = reply.metadata.src_node_id
             try:
-                _enter(self, reply, config, returning)
+                _enter(self, reply, config, plugins, returning)
                 self.refused.pop(node, None)
             except FederationError as error:
                 if self.refused.get(node) != str(error):
@@ -195,7 +200,7 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
         time.sleep(wait)
 
 
-def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -> None:
+def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str], returning: bool) -> None:
     node, expected = reply.metadata.src_node_id, config.client_names()
     if (error := error_of(reply)) is not None:
         raise FederationError(f"node {node}: {error}")
@@ -209,7 +214,8 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -
     if (name := roster.names.get(node, "")) and (others := sorted(set(hello.clients) - set(name.split(",")))):
         raise FederationError(
             f"node {node} says that it hosts {_few(others)}, and is registered as {printable(name)}: a device hosts "
-            f"the clients whose names it is registered under (fedtta register KEY.pub --name A,B)"
+            f"the clients whose names it is registered under; revoke it, and register a new key (fedtta register "
+            f"KEY.pub --name A,B)"
         )
     if not roster.others.issuperset(hello.others):
         log(WARNING, "node %d hosts %s, not of this run", node, _few(hello.others))
@@ -221,6 +227,11 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, returning: bool) -
             f"node {node} runs other code than the server (fedtta_flwr {hello.code}, expected "
             f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
             f"another checkout started (pkill -f 'flower-superlink.*local-superlink')"
+        )
+    if hello.plugins != plugins:
+        raise FederationError(
+            f"node {node} has other code of your own than the server ({', '.join(hello.plugins) or 'none'}, expected "
+            f"{', '.join(plugins) or 'none'}): install the same version there, and restart it"
         )
     if hello.config != config.fingerprint():
         raise FederationError(

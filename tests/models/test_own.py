@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.build import image_form
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.base import Classifier, last_linear
@@ -70,6 +71,71 @@ class Auxiliary(nn.Module):
     def forward(self, x):
         return self.net(x)
 
+ONE = small(10)
+
+def same(classes):
+    return ONE
+
+def old_norm(classes):
+    return nn.Sequential(small(4), nn.utils.weight_norm(nn.Linear(4, classes)))
+
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+def scripted(classes):
+    return torch.jit.script(small(classes))
+
+def broken(classes):
+    net = small(classes)
+    nn.init.constant_(net[-1].bias, float("nan"))
+    return net
+
+class PerImage(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net = small(classes)
+
+    def forward(self, x):
+        return self.net((x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
+
+class Hooked(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net, self.head, self.seen = small(4), nn.Linear(4, classes), {}
+        self.net.register_forward_hook(lambda _, __, output: self.seen.update(z=output))
+
+    def forward(self, x):
+        self.net(x)
+        return self.head(self.seen["z"])
+
+class Tied(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.b.weight = self.a.weight
+        self.net = small(classes)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, x):
+        return self.net(self.b(self.a(x)))
+
+class Twice(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(4, classes)
+        self.all = nn.Sequential(small(4)[:-1], self.head)
+
+    def forward(self, x):
+        return self.all(x)
+
+class Looking(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net, self.head = small(4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.net(x).view(-1, self.head.in_features))
+
 class WornOut(nn.Module):
     def __init__(self, classes):
         super().__init__()
@@ -113,12 +179,12 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 def test_a_checkpoint_holds_the_networks_own_state_dict(tmp_path: Path) -> None:
     trained, file = build_own(config("small", seed=1), 10), tmp_path / "own.safetensors"
-    save_file(trained.state_dict(), file)
+    save_model(trained, file)
     assert same(load_source(config("small", checkpoint=str(file)), 10), trained)
     with pytest.raises(CheckpointError, match=r"own\.safetensors: does not fit .*5\.weight is float32 \[10, 4\]"):
         build_own(config("small", checkpoint=str(file)), 9)
     torch.save(trained.state_dict(), tmp_path / "own.pt")
-    with pytest.raises(CheckpointError, match=r"own\.pt: is a pickle .*safetensors\.torch\.save_file\(model\.state"):
+    with pytest.raises(CheckpointError, match=r"own\.pt: is a pickle .*safetensors\.torch\.save_model\(model, PATH"):
         build_own(config("small", checkpoint=str(tmp_path / "own.pt")), 10)
 
 
@@ -126,7 +192,12 @@ def test_a_checkpoint_holds_the_networks_own_state_dict(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("double", r"0\.weight is float64; allowed: float32 \(model\.float\(\)\)"),
-        ("words", "returned str; return a torch.nn.Module"),
+        ("words", "returned str; return a plain torch.nn.Module"),
+        ("scripted", "return a plain torch.nn.Module"),
+        ("lazy", "weight is UninitializedParameter; allowed: float32"),
+        ("old_norm", "it cannot be copied, for each client process: RuntimeError: Only Tensors created explicitly"),
+        ("broken", "returned NaN or infinite logits; look at its weights"),
+        ("Hooked", "raised KeyError: 'z'"),
         ("nothing", r"nothing\(int\) raised TypeError: .*; put it right there"),
         ("raises", r"raises\(int\) raised KeyError: 'weights' \(own_nets\.py, line 28\)"),
         ("absent", "cannot be imported: AttributeError"),
@@ -142,9 +213,51 @@ def test_what_cannot_be_used_is_said_in_one_line_before_anybody_is_asked(name: s
     assert "\n" not in str(caught.value)
 
 
+def test_tied_weights_stay_tied_and_constants_what_they_are(tmp_path: Path) -> None:
+    trained, file = build_own(config("Tied", seed=1), 10), tmp_path / "own.safetensors"
+    save_model(trained, file)  # writes one of the two
+    loaded = build_own(config("Tied", checkpoint=str(file)), 10)
+    assert same(loaded, trained)
+    assert loaded.a.weight is loaded.b.weight
+    save_file({name: t.clone() for name, t in trained.state_dict().items()}, file)  # writes both
+    loaded = build_own(config("Tied", checkpoint=str(file)), 10)
+    assert same(loaded, trained)
+    assert loaded.a.weight is loaded.b.weight
+
+
+def test_what_the_function_returns_is_not_changed(run_local: Callable[..., Any]) -> None:
+    first, second = (run_local(model="own_nets:same", adapter="entropy", seed=3) for _ in range(2))
+    assert first.summary["accuracy"] == second.summary["accuracy"]
+    config = {"task": "tgfl", "tgfl.train-rounds": 1, "tgfl.epochs": 1, "head": "fedthe"}
+    first, second = (run_local(model="own_nets:same", **config) for _ in range(2))
+    assert first.summary["accuracy"] == second.summary["accuracy"]
+
+
+def test_the_trial_is_no_constant_image() -> None:
+    check_inputs(config("PerImage"))
+
+
+def test_the_trial_needs_no_clean_images(tiny_config: Callable[..., RunConfig]) -> None:
+    class Corrupted:
+        def images(self, corruption: str, severity: int) -> np.ndarray:
+            assert corruption != "none"
+            return np.zeros((5, 40, 48, 3), np.uint8)
+
+    assert image_form(tiny_config(), Corrupted()) == (40, 48)
+
+
 def test_one_without_a_linear_layer_is_no_worse(run_local: Callable[..., Any]) -> None:
     try_own("own_nets:convolutional", build_own(config("convolutional"), 10), torch.rand(1, 3, 8, 8), 10)
-    assert run_local(strategy="pfedbbn", model="own_nets:convolutional").summary["finished"]
+    own = {"model": "own_nets:convolutional"}
+    assert run_local(strategy="pfedbbn", **own).summary["finished"]
+    for strategy in ("fedamp", "pfedsd"):
+        assert run_local(strategy=strategy, adapter="entropy", **own).summary["finished"]
+    for strategy, by in (("fedtsa", "feature-mean"), ("moon", "moon")):
+        words = rf"^strategy = '{strategy}': '{by}' needs a classifier, and Sequential has no linear layer; choose"
+        with pytest.raises(ConfigError, match=words):
+            run_local(strategy=strategy, adapter="entropy", **own)
+    with pytest.raises(ConfigError, match=r"^'shot' needs a classifier, and Sequential has no linear layer"):
+        check_inputs(config("convolutional", adapter="shot"))
 
 
 def test_the_operator_has_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +293,15 @@ def test_two_heads_are_trained_on_it_as_on_ours(run_local: Callable[..., Any]) -
     small = {"task": "tgfl", "dataset": "digits", "tgfl.train-rounds": 1, "tgfl.epochs": 1, "head": "fedthe"}
     own, ours = run_local(model="own_nets:drawn", **small), run_local(model="cnn", **small)
     assert own.summary["accuracy"] == ours.summary["accuracy"]
+    assert run_local(model="own_nets:Twice", **small).summary["finished"]
     with pytest.raises(ConfigError, match=r"for images \[1, 3, 32, 32\] it raised RuntimeError"):
         check_inputs(config("grey", **small))
+    with pytest.raises(ConfigError, match=r"without its last nn\.Linear, which two heads replace, it raised Attribute"):
+        check_inputs(config("Looking", **small))
 
 
 def test_what_it_raises_later_names_its_line(run_local: Callable[..., Any]) -> None:
-    with pytest.raises(Exception, match=r"WornOut\.forward raised ValueError: no batches \(own_nets\.py, line 58\)"):
+    with pytest.raises(Exception, match=r"WornOut\.forward raised ValueError: no batches \(own_nets\.py, line 123\)"):
         run_local(model="own_nets:WornOut")
 
 

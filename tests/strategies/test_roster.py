@@ -110,7 +110,7 @@ def test_a_device_hosts_those_it_is_registered_for(config: RunConfig) -> None:
     grid.registered[3] = "client-0"
     assert refused(grid, config) == (
         "node 3 says that it hosts client-01, and is registered as client-0: a device hosts the clients whose names it "
-        "is registered under (fedtta register KEY.pub --name A,B)"
+        "is registered under; revoke it, and register a new key (fedtta register KEY.pub --name A,B)"
     )
 
 
@@ -128,6 +128,46 @@ def test_nobody_takes_the_name_of_another_device(config: RunConfig, warned: list
     assert line.startswith(
         f"a node takes no part: node {last} says that it hosts client-00, and is registered as spare"
     )
+
+
+class Flapping(Devices):
+    """The last node's answer comes in a moment in which it is not connected."""
+
+    flapped = False
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        last = max(self._contexts)
+        held = {i for i in message_ids if i in self._replies and self._replies[i].metadata.src_node_id == last}
+        if last not in self.away:
+            return super().pull_messages([i for i in message_ids if i not in held])
+        self.flapped |= bool(held)
+        return super().pull_messages(message_ids)
+
+
+def test_nor_by_coming_and_going(config: RunConfig) -> None:
+    grid = Flapping(config, [*EACH, "client-00"])
+    grid.registered = dict(zip(range(2, 7), [*EACH, "spare"], strict=True))
+    roster = gather(grid, config)
+    grid.away = {6}
+    roster.refresh(grid, config)
+    assert grid.flapped
+    grid.away = set()
+    roster.refresh(grid, config)
+    assert roster.node_of["client-00"] == 2
+    assert 6 not in roster.nodes()
+
+
+def test_an_answer_cannot_be_made_up(config: RunConfig) -> None:
+    """Flower takes a reply from whoever names its message, by a hash of what is in it."""
+    asked = []
+    for _ in range(2):
+        grid = HostingGrid(config, EACH)
+        send = grid.push_messages
+        grid.push_messages = lambda messages, send=send: asked.extend(messages) or send(messages)  # type: ignore
+        Roster().look(grid)
+    nonces = {message.content.config_records["nonce"]["nonce"] for message in asked}
+    assert len(nonces) == 2
+    assert all(len(str(nonce)) == 32 for nonce in nonces)
 
 
 class SilentGrid(HostingGrid):
@@ -226,6 +266,7 @@ def test_another_config_is_refused(
         ({"slots": ["a", "b"]}, "slots.0: "),
         ({"slots": [-1, 2]}, "slots.0: "),
         ({"others": [b"x"]}, "others.0: "),
+        ({"plugins": ["my_nets 0123"]}, "has other code of your own than the server (my_nets 0123, expected none)"),
         ({"classes": 1000}, "has data of 1000 classes, expected 10"),
         ({"clients": ["client-01", "nobody"]}, "hosts 'nobody', who is not of this run"),
         ({}, "no record 'hello'"),
