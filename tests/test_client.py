@@ -280,8 +280,8 @@ def test_exactly_the_documented_things_reach_a_client(base: Any) -> None:
         info = message.content.config_records[INFO]
         assert set(message.content.keys()) == ({INFO} if info["round"] == 1 else {INFO, STATE})
         assert set(info.keys()) == {
-            "run", "round", "slots", "begin", "clients", "personal", "finetune", "checkpoint", "resume", "resuming", "nonce",
-            "descriptor", "descriptor.samples", "descriptor.redraw", "descriptor.lagged",
+            "run", "round", "slots", "begin", "clients", "personal", "finetune", "checkpoint", "resume", "resuming",
+            "nonce", "descriptor", "descriptor.samples", "descriptor.redraw", "descriptor.lagged",
         }  # fmt: skip
         assert info["slots"] == (0 if info["round"] == 5 else 1)
         assert info["personal"] == ([] if info["round"] == 1 else info["clients"])
