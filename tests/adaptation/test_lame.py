@@ -124,5 +124,5 @@ def test_nothing_travels_or_changes(tiny, images) -> None:
     adapter.adapt(images(6))
     assert adapter.adapted_state() == adapter.local_state() == {}
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    with pytest.raises(ConfigError, match="^'lame' needs a classifier, and Sequential has no linear layer"):
+    with pytest.raises(ConfigError, match=r"^'lame' needs a classifier, and Sequential has no linear layer"):
         LAME(nn.Sequential(nn.Conv2d(3, 4, 3)), LAMEOptions())
