@@ -101,17 +101,19 @@ def load(path: str | Path, *, architecture: str | None = None, classes: int | No
     return model
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, tied: bool = False) -> None:
     """Put ``tensors`` in the place of the model's, strictly.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in place.
+        Changed in place; its own tensors, which may be on the meta device, are replaced.
     tensors : mapping of str to Tensor
         Exactly the keys, shapes and dtypes of ``model.state_dict()``, all finite.
     path : Path
         Where they come from, for the error.
+    tied : bool
+        Whether names may share a tensor, and go on to: values are copied, and a constant that is not finite may stay.
 
     Raises
     ------
@@ -132,10 +134,13 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
             "architecture and number of classes, or give another file"
         )
     # A constant of the architecture, such as the -inf of a mask, may be what it is.
-    finite = {key: bool(value.isfinite().all()) or torch.equal(value, expected[key]) for key, value in tensors.items()}
+    finite = {
+        key: bool(value.isfinite().all()) or (tied and torch.equal(value, expected[key]))
+        for key, value in tensors.items()
+    }
     if bad := [key for key, good in finite.items() if not good]:
         raise CheckpointError(f"{path}: NaN or infinite values in {_first(bad)}; {ANOTHER}")
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, assign=not tied)
 
 
 def file_hash(path: str | Path) -> str:

@@ -64,7 +64,7 @@ def build_own(config: RunConfig, classes: int) -> nn.Module:
         )
     if config.checkpoint:
         path = Path(config.checkpoint).expanduser()
-        fill(model, _untied(model, read_tensors(path)), path)
+        fill(model, _untied(model, read_tensors(path)), path, tied=True)
     return model.eval()
 
 
