@@ -81,14 +81,7 @@ class HeadBench:
         self.method: type[Predictor] = method
         self.options = config.options(config.head)
         recipe = self.method.recipe(self.options)
-        model = _begin(config, self.classes)
-        image = self.data.training(config.client_names()[0])[0][:1]
-        if is_own(config.model):
-            try_own(config.model, model, image, self.classes)
-        self.net = TwoHeads(model, recipe)
-        if is_own(config.model):
-            try_extractor(config.model, self.net.extractor, image, self.net.global_head.in_features)
-        self.net = self.net.to(self.device)
+        self.net = TwoHeads(_begin(config, self.classes), recipe).to(self.device)
         self.fingerprint = fingerprint_of(self.net)
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}
@@ -252,7 +245,8 @@ def in_order(bench: HeadBench, client: str) -> Epoch:
 def check_heads(config: RunConfig) -> HeadBench:
     """Find out what is wrong with data, network and head while nobody has been asked anything yet.
 
-    A head of the user's own predicts an image, for which it is otherwise asked when all training is over.
+    A network of the user's own is asked for one image, whole and without its classifier. A head of the user's own
+    predicts one, for which it is otherwise asked when all training is over.
 
     Returns
     -------
@@ -262,8 +256,13 @@ def check_heads(config: RunConfig) -> HeadBench:
     with plugin_code(config.head):
         bench = HeadBench(config)
         bench.data.check()
+        names = config.client_names()
+        if is_own(config.model):
+            image = bench.data.training(names[0])[0][:1]
+            try_own(config.model, _begin(config, bench.classes), image, bench.classes)
+            width = bench.net.global_head.in_features
+            try_extractor(config.model, bench.net.extractor, image.to(bench.device), width)
         if config.head not in HEADS:
-            names = config.client_names()
             try_out(config.head, bench.method, bench.options, bench.net, in_order(bench, names[0]), len(names))
     return bench
 
