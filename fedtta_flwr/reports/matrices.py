@@ -41,19 +41,21 @@ class Matrices:
         matrix = np.zeros((len(self._clients),) * 2, dtype=np.float32)
         rows = [self._place[client] for client in clients]
         matrix[np.ix_(rows, rows)] = weights.numpy()
-        self._drop(but=number)
+        latest = next(reversed(self._kept), 1)
+        if not self._stays(latest):
+            del self._kept[latest]
         self._kept[number] = matrix
         before = self.every
         while len(self._kept) > 2 and len(self._kept) * matrix.nbytes > BUDGET:
             self.every *= 2
-            self._drop(but=number)
+            self._kept = {n: m for n, m in self._kept.items() if self._stays(n) or n == number}
         if self.every > before:
             log(WARNING, "%s keeps one round in %d from now on: all take more than 256 MiB", FILE, self.every)
 
     def write(self, folder: Path) -> None:
         """Write the file, atomically: ``weights`` [T, N, N], ``rounds`` [T] and ``clients`` [N]."""
         shape = (len(self._kept), len(self._clients), len(self._clients))
-        weights = np.stack(list(self._kept.values())) if self._kept else np.zeros(shape, dtype=np.float32)
+        weights = np.array(list(self._kept.values()), dtype=np.float32).reshape(shape)
         rounds, clients = np.array(list(self._kept), dtype=np.int64), np.array(self._clients)
         write_atomically(
             folder / FILE, lambda file: np.savez_compressed(file, weights=weights, rounds=rounds, clients=clients)
@@ -66,6 +68,6 @@ class Matrices:
             rounds, weights = file["rounds"], file["weights"]
         self._kept = {n: matrix for n, matrix in zip(rounds.tolist(), weights, strict=True) if n <= last}
 
-    def _drop(self, but: int) -> None:
-        """Forget the rounds between those that are kept."""
-        self._kept = {n: m for n, m in self._kept.items() if (n - 1) % self.every == 0 or n == but}
+    def _stays(self, number: int) -> bool:
+        """Return whether a round is kept when it is no longer the latest."""
+        return (number - 1) % self.every == 0
