@@ -15,7 +15,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
 from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
-from fedtta_flwr.plugins import device_code, plugin_code
+from fedtta_flwr.plugins import ON_DEVICES, device_code, plugin_code
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NOTHING_LATE = -1
 #: keys of the run config that may name code of the user's own, which a device has to allow
-IMPORTED = ("strategy", "adapter", "head", "model")
+IMPORTED = ("strategy", *ON_DEVICES)
 
 
 def hello(message: Message, context: Context) -> Message:

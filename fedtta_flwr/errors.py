@@ -37,6 +37,11 @@ class StorageError(FedTTAError):
     """What a run has found cannot be written."""
 
 
+def in_words(error: BaseException) -> str:
+    """Return kind and text of an error of somebody else's, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def first_fault(error: "ValidationError") -> str:
     """Return where the first fault is, and what, on one line."""
     first = error.errors()[0]

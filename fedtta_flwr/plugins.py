@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fedtta_flwr.config import RunConfig, Scalar
-from fedtta_flwr.errors import FederationError, FedTTAError
+from fedtta_flwr.errors import FederationError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, resolve
 
@@ -22,8 +22,6 @@ KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
     "model": MODELS,
     "stream": {},
 }
-
-
 #: those whose code must be the same on every device; a stream may be a device's own
 ON_DEVICES = ("adapter", "head", "model")
 
@@ -95,10 +93,9 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
             raise
         _log_once("".join(traceback.format_exception(type(error), error, own[0])).rstrip())
         called, raised = own[0].tb_frame.f_code, own[-1]
-        text = " ".join(f"{type(error).__name__}: {error}".split())
         file = Path(raised.tb_frame.f_code.co_filename).name
         raise FederationError(
-            f"{where()}{called.co_qualname} raised {text} ({file}, line {raised.tb_lineno})"
+            f"{where()}{called.co_qualname} raised {in_words(error)} ({file}, line {raised.tb_lineno})"
         ) from error
 
 

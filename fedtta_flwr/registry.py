@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
 
 #: name -> (module:class, one line of explanation)
 STRATEGIES: dict[str, tuple[str, str]] = {
@@ -293,8 +293,7 @@ def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) ->
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a package of the user's own may raise anything
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {text}") from error
+        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}") from error
 
 
 def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any) -> Any:
@@ -337,10 +336,9 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     except FedTTAError:
         raise
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
         inside = traceback.extract_tb(error.__traceback__)[1:]
         where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
         given = ", ".join(type(argument).__name__ for argument in arguments)
         raise ConfigError(
-            f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {text}{where}; put it right there"
+            f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {in_words(error)}{where}; put it right there"
         ) from error

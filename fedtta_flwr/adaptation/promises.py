@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.models.checkpoints import dtype_and_shape
 from fedtta_flwr.registry import ships
 
 
@@ -79,7 +80,7 @@ class StepCheck:
         if not (isinstance(logits, Tensor) and logits.is_floating_point() and list(logits.shape) == expected):
             found = type(logits).__name__
             if isinstance(logits, Tensor):
-                found = f"{str(logits.dtype).removeprefix('torch.')} {list(logits.shape)}"
+                found = dtype_and_shape(logits)
             raise ConfigError(f"{self._adapter}: step returned {found}, expected floating-point logits {expected}")
         if not self._places:
             return

@@ -15,7 +15,7 @@ from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
 from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.registry import resolve
 
 LIVE = "live"
@@ -170,8 +170,7 @@ def _own_stream(config: RunConfig, client: str) -> ClientStream:
         stream: ClientStream = function(config, client)
         length, domains = len(stream), len(stream.domains)
     except Exception as error:  # it is the user's code: whatever it raises is theirs to read, in one line
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"stream = {config.stream!r}: {text}") from error
+        raise ConfigError(f"stream = {config.stream!r}: {in_words(error)}") from error
     if length != domains:
         raise ConfigError(f"stream = {config.stream!r}: {length} slots but {domains} domains; expected as many")
     return stream

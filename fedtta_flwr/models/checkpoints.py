@@ -124,9 +124,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, tied: b
     differences = [f"{key} is missing" for key in expected if key not in tensors]
     differences += [f"{key!r} is unknown" for key in tensors if key not in expected]
     differences += [
-        f"{key} is {_form(tensors[key])}, expected {_form(value)}"
+        f"{key} is {dtype_and_shape(tensors[key])}, expected {dtype_and_shape(value)}"
         for key, value in expected.items()
-        if key in tensors and _form(tensors[key]) != _form(value)
+        if key in tensors and dtype_and_shape(tensors[key]) != dtype_and_shape(value)
     ]
     if differences:
         raise CheckpointError(
@@ -229,7 +229,8 @@ def _refuse(path: Path, head: bytes, cure: str) -> NoReturn:
     raise CheckpointError(f"{path}: begins with {head[:8]!r}, expected a safetensors file; {ANOTHER}")
 
 
-def _form(tensor: Tensor) -> str:
+def dtype_and_shape(tensor: Tensor) -> str:
+    """Return in words what a tensor is, e.g. ``float32 [10, 4]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS
 from fedtta_flwr.models.base import last_linear
-from fedtta_flwr.models.checkpoints import fill, read_tensors
+from fedtta_flwr.models.checkpoints import dtype_and_shape, fill, read_tensors
 from fedtta_flwr.registry import call, resolve
 from fedtta_flwr.seeding import seeded
 
@@ -49,15 +49,18 @@ def build_own(config: RunConfig, classes: int) -> nn.Module:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"model = {config.model!r}: returned {type(model).__name__}; return a plain torch.nn.Module")
     for name, t in model.state_dict().items():
-        if not isinstance(t, Tensor) or is_lazy(t) or (t.is_floating_point() and t.dtype != torch.float32):
-            plain = isinstance(t, Tensor) and not is_lazy(t)
-            found = str(t.dtype).removeprefix("torch.") if plain else type(t).__name__
-            raise ConfigError(f"model = {config.model!r}: {name} is {found}; allowed: float32 (model.float())")
+        if not isinstance(t, Tensor) or is_lazy(t):
+            found = type(t).__name__
+        elif t.is_floating_point() and t.dtype != torch.float32:
+            found = str(t.dtype).removeprefix("torch.")
+        else:
+            continue
+        raise ConfigError(f"model = {config.model!r}: {name} is {found}; allowed: float32 (model.float())")
     try:
         model = deepcopy(model).cpu()  # the function may return the same object again
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"model = {config.model!r}: it cannot be copied, for each client process: {text}") from error
+        why = in_words(error)
+        raise ConfigError(f"model = {config.model!r}: it cannot be copied, for each client process: {why}") from error
     if config.legacy_no_norm:
         raise ConfigError(
             f"legacy-no-norm = true: what input normalisation {config.model!r} has is not known; allowed: false"
@@ -133,15 +136,12 @@ def _output(name: str, it: str, what: str, model: nn.Module, x: Tensor, width: i
     except FedTTAError:
         raise
     except Exception as error:  # whatever a network that expects other images says
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{about} raised {text}") from error
+        raise ConfigError(f"{about} raised {in_words(error)}") from error
     expected = f"expected {what}, float32 {[len(x), width]}"
     if not isinstance(output, Tensor):
         raise ConfigError(f"{about} returned {type(output).__name__}; {expected}")
     if output.shape != (len(x), width) or output.dtype != torch.float32:
-        raise ConfigError(
-            f"{about} returned {str(output.dtype).removeprefix('torch.')} {list(output.shape)}; {expected}"
-        )
+        raise ConfigError(f"{about} returned {dtype_and_shape(output)}; {expected}")
     if not output.isfinite().all():
         raise ConfigError(f"{about} returned NaN or infinite {what}; look at its weights, and give it a checkpoint")
     return output

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.registry import TRACKERS, resolve
 from fedtta_flwr.reports.run_directory import RunDirectory
 from fedtta_flwr.strategies.rounds import Counts, Round
@@ -107,8 +107,7 @@ class Tracking:
                 say(tracker)
             except Exception as error:  # a full disk, a server that is gone: whatever it is, the run goes on
                 del self._trackers[name]
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                log(WARNING, "tracking by %s ends here, the run goes on: %s", name, text)
+                log(WARNING, "tracking by %s ends here, the run goes on: %s", name, in_words(error))
 
 
 def check_trackers(config: RunConfig) -> None:
