@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 TABLES = ("main", "claims", "collaboration", "costs")
+BALANCED_TABLES = ("main", "claims", "major-and-minor", "collaboration", "costs")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,12 @@ over tens of slots: few corruptions, long runs.""",
         words="""2 corruptions of 5 slots, where the paper has 15. With 20 images of a class in a slot BBN's statistics
 (eta 0.01) go a fifth of the way a slot: in five slots they do not arrive at a corruption where all classes come
 evenly.""",
-        tables=("main", "claims", "major-and-minor", "collaboration", "costs"),
+        tables=BALANCED_TABLES,
+    ),
+    "balanced-full": Part(
+        "pfedbbn-table1-cifar10",
+        only=("adapter=Tent", "adapter=BBN", "strategy=None", "strategy=FedAvg", "strategy=pFedBBN"),
+        words="As long as in the paper: 1,000 images of each of the 15 corruptions for each client.",
+        tables=BALANCED_TABLES,
     ),
 }
