@@ -51,6 +51,8 @@ def run(
 
     if engine not in ("local", "flower", "deployment"):
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
+    if output is not None and resume is not None:
+        raise FedTTAError(f"--output {output}: a run goes on in its own directory, {resume}; leave --output out")
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
     if output is not None:  # of a deployment it is a place on the server

@@ -288,6 +288,11 @@ class RunConfig(BaseModel):
                 f"clients = {self.clients!r}: {len(self.clients.split(','))} of them, but num-clients = "
                 f"{self.num_clients}; allowed: as many names"
             )
+        if self.quorum > self.num_clients:
+            raise ConfigError(
+                f"quorum = {self.quorum}: more than num-clients = {self.num_clients}, so that no round would mix "
+                f"anything; allowed: 0 to {self.num_clients}"
+            )
         groups = self.spatial_heterogeneity * self.num_clients
         counts = not (self.group_orders or self.stream or self.dataset == "live")
         if counts and groups < 0.5:

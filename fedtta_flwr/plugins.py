@@ -90,6 +90,10 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
     except Exception as error:
         own = list(_frames_of(name, error))
         if not own:
+            method = name.partition(":")[2] + "."
+            if is_own(name) and isinstance(error, TypeError) and str(error).startswith(method):
+                # "MyMethod.personalize() missing 1 required positional argument": it was never entered.
+                raise FederationError(f"{where()}{error}: the method takes other arguments than it is given") from error
             raise
         _log_once("".join(traceback.format_exception(type(error), error, own[0])).rstrip())
         called, raised = own[0].tb_frame.f_code, own[-1]

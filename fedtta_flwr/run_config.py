@@ -1,4 +1,4 @@
-"""Run-config overrides from the command line and from files."""
+"""Run-config overrides from the command line and from files, and what a run directory says of itself."""
 
 import json
 import re
@@ -91,3 +91,12 @@ def resumed(folder: Path) -> dict[str, Scalar]:
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"--resume {folder}: no run directory; name a folder with config.json in it") from None
     return config | {"resume": str(folder)}
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a run directory holds a run that has ended well."""
+    try:
+        json.loads((folder / "config.json").read_text())["config"]
+        return bool(json.loads((folder / "summary.json").read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

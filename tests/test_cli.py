@@ -68,6 +68,7 @@ def test_the_documented_table_is_the_listed_one():
         (["run", "--run-config", "batch-size"], ["batch-size", "key=value"]),
         (["run", "--run-config", "batch-sise=3"], ["batch-sise", "unknown key"]),
         (["run", "--run-config", "seed='x'"], ["seed", "'x'", "valid integer"]),
+        (["run", "--output", "there", "--resume", "here"], ["--output there", "here"]),
         (["run", "--run-config", "output-dir='here'"], ["output-dir", "here", "absolute"]),
     ],
 )

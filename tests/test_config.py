@@ -421,6 +421,13 @@ def test_several_faults_are_counted() -> None:
     assert refused({"fedctta.temperature": -1.0, "pfedbbn.tau": "mean"}).endswith("(and 1 more faults)")
 
 
+def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:
+    text = refused({"num-clients": 4, "spatial-heterogeneity": 0.25, "quorum": 5})
+    assert "quorum = 5" in text
+    assert "0 to 4" in text
+    RunConfig.from_flat({"num-clients": 4, "spatial-heterogeneity": 0.25, "quorum": 4})
+
+
 def test_less_than_one_group_is_refused() -> None:
     text = refused({"num-clients": 4, "spatial-heterogeneity": 0.1})
     assert "spatial-heterogeneity = 0.1" in text

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,18 @@ class MisspeltSetting(Local):
 class NoNumber(Local):
     objectives = {"fedprox.mu": "a"}
 
+class Mute(Local):
+    def objectives(self):
+        return {"fedprox.mu": 0.1}
+
+class Unasked(Local):
+    def personalize(self, updates, weights):
+        return updates.state
+
+class UnaskedStep(Source):
+    def step(self):
+        return 0
+
 class Unprepared(Local):
     def prepare(self, adapter):
         broken(0)
@@ -166,6 +179,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         ("strategy MisspeltTerm", r"MisspeltTerm': objectives: 'fedprx\.mu' is unknown; allowed: fedprox\.mu, "),
         ("strategy MisspeltSetting", r"objectives: 'fedprox\.m' is unknown; allowed: fedprox\.mu, "),
         ("strategy NoNumber", r"NoNumber': objectives: fedprox\.mu = 'a'; allowed: a finite number$"),
+        ("strategy Mute", r"Mute': objectives is a method; allowed: a mapping, "),
         ("strategy Unprepared", r"^Unprepared\.prepare raised ZeroDivisionError: .* \(broken_plugin\.py, line 10\)$"),
         ("adapter RaisingAdapter", r"RaisingAdapter\(ResNet, NoOptions\) raised AttributeError: .*nothing"),
         ("adapter Raising", r"Raising.*no subclass of fedtta_flwr\.adaptation\.base\.Adapter"),
@@ -204,6 +218,10 @@ def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch:
         ),
         ("RememberingNothing", r"^round 1: RememberingNothing\.memory returned NoneType, expected tensors by name"),
         ("Undescribed", r"^round 1: Undescribed names no descriptor; set its class attribute `descriptor`, e\.g\."),
+        (
+            "Unasked",
+            r"^round 1: Unasked\.personalize\(\) missing 1 .*'weights': the method takes other arguments than ",
+        ),
         ("Undefined", r"^round 1: Undefined\.personalize: .*running_mean is not finite"),
     ],
 )
@@ -220,6 +238,11 @@ def test_what_an_adapter_raises_is_logged_once_from_its_own_code_on(broken, run_
     logged = [line for line in warned if line.startswith("Traceback")]
     assert len(logged) == 1
     assert "in step" in logged[0].splitlines()[1]
+
+
+def test_a_step_that_takes_other_arguments_is_one_line(broken, run_local) -> None:
+    with pytest.raises(FederationError, match=r"UnaskedStep\.step\(\) takes 1 .*: the method takes other arguments"):
+        run_local(adapter="broken_plugin:UnaskedStep", strategy="local", scores="")
 
 
 def test_what_raises_in_a_strategy_that_ships_is_no_fault_of_the_users(monkeypatch, run_local) -> None:
@@ -275,8 +298,26 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_and_nothing_of_it_stays
     assert not (tmp_path / "deep").exists()  # it never began
 
 
+def unfinished(path: Path) -> None:
+    """Make a run one that was killed at its very end."""
+    about = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(about | {"finished": False}))
+
+
+def test_a_run_that_has_finished_stays_as_it_is(run_local) -> None:
+    run = run_local(**{"checkpoint-every": 1})
+    before = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    with (
+        pytest.raises(ConfigError, match=r"^resume = .*: that run has finished"),
+        federation(TINY | {"resume": str(run.path), "checkpoint-every": 1}),
+    ):
+        pytest.fail("the run began")
+    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
+
+
 def test_a_run_that_is_older_than_a_key_goes_on(run_local) -> None:
     run = run_local(**{"checkpoint-every": 1})
+    unfinished(run.path)
     path = run.path / "config.json"
     about = json.loads(path.read_text())
     momentum = about["config"].pop("bn-stats.momentum")
@@ -293,6 +334,7 @@ def test_a_run_that_is_older_than_a_key_goes_on(run_local) -> None:
 
 def test_a_run_that_is_stopped_before_it_goes_on_loses_nothing(run_local) -> None:
     run = run_local(**{"checkpoint-every": 1})
+    unfinished(run.path)
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "config.json"}
 
     def begin_and_stop(strategy) -> None:
@@ -310,6 +352,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_loses_nothing(run_local) -> Non
 
 def test_a_run_that_goes_on_is_not_resumed(run_local, tmp_path) -> None:
     run = run_local(**{"checkpoint-every": 1})
+    unfinished(run.path)
     again = TINY | {"resume": str(run.path), "checkpoint-every": 1}
     before = {path.name: path.read_bytes() for path in run.path.iterdir()}
     with (

@@ -187,8 +187,10 @@ def terms_from(named: Mapping[str, Any]) -> list[Term]:
     Raises
     ------
     ConfigError
-        If there is no such term or setting, or it is no number.
+        If there is no such term or setting, it is no number, or nothing is named at all, as by a method.
     """
+    if not isinstance(named, Mapping):
+        raise ConfigError(f'objectives is a {type(named).__name__}; allowed: a mapping, {{"fedprox.mu": 0.1}}')
     allowed = [f"{term}.{setting.name}" for term, kind in TERMS.items() for setting in fields(kind)]
     settings: dict[str, dict[str, float]] = {}
     for key, value in named.items():

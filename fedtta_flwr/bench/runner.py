@@ -23,6 +23,7 @@ from fedtta_flwr.files import write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.run_config import is_finished
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 
 FILE = "bench.json"
@@ -85,15 +86,6 @@ class Running:
 def cell_folder(folder: Path, cell: str) -> Path:
     """Return the run directory of a cell."""
     return folder / "cells" / cell
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether a run directory holds a run that has ended well."""
-    try:
-        json.loads((folder / "config.json").read_text())["config"]
-        return bool(json.loads((folder / "summary.json").read_text())["finished"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def is_of_this_code(made: Mapping[str, Any], cell: Cell) -> bool:

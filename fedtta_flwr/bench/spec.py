@@ -253,6 +253,10 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         config |= _flat(changes) | dict(overrides)
         if "seed" in config:
             raise ConfigError(f"{spec.name}: seed = {config['seed']}: its `seeds` say that; `--only seed=N` takes one")
+        if taken := sorted(config.keys() & {"output-dir", "resume"}):
+            raise ConfigError(
+                f"{spec.name}: {taken[0]}: every run has a directory in that of the benchmark; leave it out"
+            )
         config["seed"] = seed
         name = ".".join((*(point.replace(" ", "-") for point in labels.values()), f"seed{seed}"))
         if name in made:

@@ -128,5 +128,7 @@ def resumable(folder: str) -> Path:
     if not path.is_absolute():
         raise ConfigError(f"resume = {folder!r}: relative; allowed: an absolute path or one that begins with ~")
     if not (path / FILE).is_file():
-        raise ConfigError(f"resume = {folder!r}: holds no {FILE}; runs write one with checkpoint-every above 0")
+        raise ConfigError(
+            f"resume = {folder!r}: holds no {FILE}: checkpoint-every was 0, or it ended before the first; run it anew"
+        )
     return path

@@ -16,7 +16,6 @@ from fedtta_flwr.bench.runner import (
     Running,
     _goes_on,
     cell_folder,
-    is_finished,
     open_bench,
 )
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
@@ -24,6 +23,7 @@ from fedtta_flwr.config import differing_key
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import locked, read_tensors
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.run_config import is_finished
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from tests.conftest import ROOT, TINY
 

@@ -202,6 +202,9 @@ def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
 def test_a_seed_among_the_overrides_is_no_silent_nothing() -> None:
     with pytest.raises(ConfigError, match=r"small: seed = 3: .*--only seed=N"):
         cells(spec(), {"seed": 3})
+    for key in ("output-dir", "resume"):
+        with pytest.raises(ConfigError, match=f"{key}: every run has a directory in that of the benchmark"):
+            cells(spec(), {key: "/runs/1"})
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
