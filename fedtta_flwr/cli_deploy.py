@@ -53,8 +53,13 @@ def serve(
     address = parse_address("--control", control, CONTROL_PORT)
     check_control(address, without_login=control_without_login)
     home = _home(state_dir_, "server")
+    from fedtta_flwr.launch import check_free
+
+    fleet = Address(host.strip("[]"), fleet_port)
+    check_free("--fleet-port or --host", fleet)
+    check_free("--control", address)
     command = superlink_command(
-        fleet=Address(host.strip("[]"), fleet_port),
+        fleet=fleet,
         control=address,
         database=home / "state.db",
         certificates=folder,

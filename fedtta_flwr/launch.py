@@ -1,5 +1,6 @@
 """Starting a run: in this process, through ``flwr run`` on a SuperLink of its own, or on one that devices joined."""
 
+import errno
 import importlib.util
 import json
 import socket
@@ -15,6 +16,7 @@ from types import ModuleType
 
 from fedtta_flwr.config import RunConfig, Scalar, describe_keys
 from fedtta_flwr.control import connect, control_api, start_run, words
+from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError, RunError
 from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
@@ -196,6 +198,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_free(option: str, address: Address) -> None:
+    """Refuse an address of this machine's on which a server cannot listen; `option` names another.
+
+    Raises
+    ------
+    ConfigError
+        Somebody else listens there, or it is no address of this machine's.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may just have ended
+            probe.bind(place)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        fault = f"port {address.port} is in use" if taken else f"it cannot be listened on ({error.strerror})"
+        raise ConfigError(f"{address}: {fault}; give another with {option}") from None
 
 
 def _load(path: Path) -> ModuleType:

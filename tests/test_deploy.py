@@ -1,5 +1,6 @@
 """The commands by which a federation is deployed, as lists of arguments, and what is refused before any starts."""
 
+import socket
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fedtta_flwr import cli, deploy, runs
 from fedtta_flwr.control import connect, control_api, environment, one_line
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.launch import free_port
+from fedtta_flwr.launch import check_free, free_port
 
 FLEET, CONTROL = Address("0.0.0.0", 9092), Address("127.0.0.1", 8000)
 
@@ -309,7 +310,8 @@ def test_serving_without_tls_is_said_and_done(
 ) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, env: started.append((command, env)))
-    monkeypatch.setattr("sys.argv", ["fedtta", "serve", "--insecure", "--state-dir", str(tmp_path / "s")])
+    ports = ["--fleet-port", str(free_port()), "--control", f"127.0.0.1:{free_port()}"]
+    monkeypatch.setattr("sys.argv", ["fedtta", "serve", "--insecure", "--state-dir", str(tmp_path / "s"), *ports])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     assert not exit_.value.code
@@ -320,3 +322,37 @@ def test_serving_without_tls_is_said_and_done(
     assert len(warnings) == 1
     assert "no TLS" in warnings[0]
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_a_port_in_use_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str
+) -> None:
+    monkeypatch.setattr("os.execvpe", lambda *_: pytest.fail("something was started"))
+    command = ["fedtta", "serve", "--insecure", "--state-dir", str(tmp_path)]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken, free = other.getsockname()[1], free_port()
+        fleet = ["--host", host, "--fleet-port", taken, "--control", f"127.0.0.1:{free}"]
+        control = ["--fleet-port", free, "--control", f"{host}:{taken}", "--control-without-login"]
+        for where, option in ((fleet, "--fleet-port"), (control, "--control")):
+            monkeypatch.setattr("sys.argv", [*command, *map(str, where)])
+            with pytest.raises(SystemExit) as exit_:
+                cli.main()
+            assert exit_.value.code == 2
+            (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+            assert error.startswith(f"error: {host}:{taken}: port {taken} is in use; give another with {option}")
+
+
+def test_a_server_can_follow_one_that_has_just_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        address = Address(*ended.getsockname())
+        with socket.create_connection(address) as client, ended.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_WR)  # who hangs up first waits for what may still be on the way
+            client.recv(1)
+    check_free("--control", address)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_cannot_be_served(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{host}:9092: it cannot be listened on \(.+\); give another with --host$"):
+        check_free("--host", Address(host, 9092))
