@@ -8,6 +8,7 @@ import typer
 
 from fedtta_flwr import cli_bench, cli_data, cli_deploy, cli_new, cli_runs
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.processes import as_command
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ def run(
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
     if output is not None:  # of a deployment it is a place on the server
-        overrides["output-dir"] = str(output if engine == "deployment" else output.expanduser().absolute())
+        overrides["output-dir"] = str(output if engine == "deployment" else expanded("--output", output).absolute())
     if engine == "deployment":
         run_deployment(overrides, *cli_deploy.control_address(control, ca, insecure))
         return
@@ -127,11 +128,11 @@ def source_convert(
     from fedtta_flwr.models.convert import convert
 
     statistics = {"mean": _numbers("mean", mean), "std": _numbers("std", std)}
-    model, renames = convert(input_.expanduser(), architecture=architecture, classes=classes, **statistics)
+    model, renames = convert(expanded("INPUT", input_), architecture=architecture, classes=classes, **statistics)
     for old, new in renames:
         typer.echo(f"{old} -> {new}")
     about = {"architecture": architecture, "classes": str(classes), "converted-from": input_.name}
-    save(model, output.expanduser(), about)
+    save(model, expanded("--output", output), about)
     typer.echo(f"{output}: {architecture}, {classes} classes, mean {mean}, std {std}")
 
 

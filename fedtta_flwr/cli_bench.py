@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.paths import expanded
 
 if TYPE_CHECKING:
     from fedtta_flwr.bench.spec import Cell, Spec, Table
@@ -36,7 +37,7 @@ def bench(
     from fedtta_flwr.files import locked
     from fedtta_flwr.run_config import absolute_paths, read_overrides
 
-    parsed, table = read_spec(spec.expanduser())
+    parsed, table = read_spec(expanded("SPEC", spec))
     if quick and not table.get("quick"):
         raise ConfigError(
             f"--quick: {spec} says nothing under [quick], so all would be run; add it, or leave --quick out"
@@ -52,7 +53,8 @@ def bench(
             typer.echo(cell.id)
         typer.echo(f"{len(wanted)} runs")
         return
-    folder = (output or Path.home() / "fedtta-benchmarks" / (parsed.name + ("-quick" if quick else ""))).expanduser()
+    name = parsed.name + ("-quick" if quick else "")
+    folder = expanded("--output", output or Path.home() / "fedtta-benchmarks" / name)
     with locked(folder.absolute(), f"--output {folder}", "benchmark"):
         _run(folder, parsed, table, overrides, everything, wanted, workers, quick=quick)
 
@@ -106,8 +108,8 @@ def report(
     """Write one HTML page with figures, and the tables in it as Markdown, CSV and LaTeX."""
     from fedtta_flwr.reports.report import write_report
 
-    path = path.expanduser()
-    page, faults = write_report(path, (output or path / "report").expanduser())
+    path = expanded("RUN|BENCH", path)
+    page, faults = write_report(path, expanded("--output", output or path / "report"))
     for fault in faults[:5]:
         typer.echo(f"not in the report: {fault}")
     if len(faults) > 5:

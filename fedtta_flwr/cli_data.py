@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.paths import expanded
 
 app = typer.Typer(help="Data sets and streams.", no_args_is_help=True)
 
@@ -25,7 +26,7 @@ def get(
     from fedtta_flwr.data.download import fetch
 
     with _bar(name, unit="bytes") as progress:
-        folder = fetch(name, data_dir.expanduser(), base_url=base_url, md5=md5, progress=progress)
+        folder = fetch(name, expanded("--data-dir", data_dir), base_url=base_url, md5=md5, progress=progress)
     typer.echo(f"{folder}: use it with dataset = {name}, data-dir = {folder.absolute()}")
 
 
@@ -50,7 +51,7 @@ def corrupt(
         raise ConfigError(f"--dataset {dataset!r}: unknown; allowed: cifar10, cifar100")
     levels = _severities(severities)
     names = [part.strip() for part in corruptions.split(",") if part.strip()] or list(CORRUPTIONS)
-    folder = data_dir.expanduser()
+    folder = expanded("--data-dir", data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder; name the folder that holds {dataset}")
     images, labels, _ = READERS[dataset](folder)
@@ -58,7 +59,7 @@ def corrupt(
         written = rebuild(
             images,
             labels,
-            output.expanduser(),
+            expanded("--output", output),
             dataset=dataset,
             corruptions=names,
             severities=levels,
@@ -86,7 +87,7 @@ def check(
     from fedtta_flwr.data.zenodo import ZenodoSet
     from fedtta_flwr.models.checkpoints import load
 
-    folder = data_dir.expanduser()
+    folder = expanded("--data-dir", data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder; name the folder that holds cifar10-c")
     data = ZenodoSet(folder, "cifar10-c")
@@ -96,7 +97,7 @@ def check(
         raise ConfigError(f"--corruptions: {unknown[0]!r} has no reference; allowed: {', '.join(CORRUPTIONS)}")
     if not names:
         raise DataError(f"{data.folder}: no <corruption>.npy; `fedtta data corrupt` rebuilds them")
-    model = load(checkpoint.expanduser(), classes=10)
+    model = load(expanded("--checkpoint", checkpoint), classes=10)
     with _bar("measuring", unit="images") as progress:
         rows = compare(accuracies(data, model, names, 5, column, progress), column)
     typer.echo(f"accuracy in % at severity 5, BatchNorm: {column}")
@@ -121,7 +122,7 @@ def show(
     from fedtta_flwr.data.show import draw_streams
     from fedtta_flwr.run_config import read_overrides
 
-    draw_streams(RunConfig.from_flat(read_overrides(run_config or [])), output.expanduser())
+    draw_streams(RunConfig.from_flat(read_overrides(run_config or [])), expanded("--output", output))
     typer.echo(str(output))
 
 

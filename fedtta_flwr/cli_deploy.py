@@ -22,6 +22,7 @@ from fedtta_flwr.deploy import (
 )
 from fedtta_flwr.deploy import node_config as make_node_config
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.paths import expanded
 
 app = typer.Typer()
 
@@ -151,9 +152,9 @@ def join(
         _say("warning: --insecure: anybody on the network can read and change what is sent, and pose as the server")
     elif ca is None or key is None:
         raise ConfigError("--ca and --key are both needed (docker/keys.sh makes them), or --insecure on a bench")
-    if data_dir is not None and not data_dir.expanduser().is_dir():
+    if data_dir is not None and not expanded("--data-dir", data_dir).is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no such folder; make it, or name another")
-    if checkpoint is not None and not checkpoint.expanduser().exists():
+    if checkpoint is not None and not expanded("--checkpoint", checkpoint).exists():
         raise ConfigError(f"--checkpoint {checkpoint}: no such file; copy the run's there, or name another")
     # A device that is switched off and on again finds its clients' own states there, whatever the run config says.
     home = _home(state_dir_, client.replace(" ", "").replace(",", "+"))
@@ -168,8 +169,8 @@ def join(
     )
     join_server(
         parse_address("SERVER", server, FLEET_PORT),
-        ca=None if ca is None else ca.expanduser().absolute(),
-        key=None if key is None else key.expanduser().absolute(),
+        ca=None if ca is None else expanded("--ca", ca).absolute(),
+        key=None if key is None else expanded("--key", key).absolute(),
         node_config=settings,
         home=home,
         runtime_port=runtime_port,
@@ -194,8 +195,8 @@ def doctor(
         ca=ca,
         key=key,
         data_dir=data_dir,
-        checkpoint=None if checkpoint is None else checkpoint.expanduser(),
-        state=(state_dir_ or state_dir("device")).expanduser(),
+        checkpoint=None if checkpoint is None else expanded("--checkpoint", checkpoint),
+        state=expanded("--state-dir", state_dir_ or state_dir("device")),
         device=device,
     )
     failed = False
@@ -210,7 +211,7 @@ def control_address(control: str, ca: Path | None, insecure: bool) -> tuple[str,
     """Return where the Control API is, and the certificate to check it against."""
     if insecure == (ca is not None):
         raise ConfigError("--ca FILE is needed (ca.crt of the federation), or --insecure for a server without TLS")
-    return str(parse_address("--control", control, CONTROL_PORT)), None if ca is None else ca.expanduser()
+    return str(parse_address("--control", control, CONTROL_PORT)), None if ca is None else expanded("--ca", ca)
 
 
 def _certificates(folder: Path | None, insecure: bool) -> Path | None:
@@ -221,7 +222,7 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
         return None
     if folder is None:
         raise ConfigError("--certificates DIR is needed (docker/keys.sh server DIR HOST...), or --insecure on a bench")
-    folder = folder.expanduser().absolute()
+    folder = expanded("--certificates", folder).absolute()
     for name in (CA, CERTIFICATE, KEY):
         if not os.access(folder / name, os.R_OK):
             raise ConfigError(f"--certificates {folder}: {name} is absent or cannot be read; docker/keys.sh makes it")
@@ -229,7 +230,7 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
 
 
 def _home(given: Path | None, name: str) -> Path:
-    home = (given or state_dir(name)).expanduser().absolute()
+    home = expanded("--state-dir", given or state_dir(name)).absolute()
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import ADAPTERS, PLUGIN_VARIABLE, STRATEGIES
 
 app = typer.Typer(help="Packages for methods of your own.", no_args_is_help=True)
@@ -30,13 +31,13 @@ Directory = Annotated[Path, typer.Option(help="folder that the package's own fol
 @app.command()
 def strategy(name: Name, directory: Directory = Path()) -> None:
     """Write a package with a strategy that works, and its tests."""
-    _new("strategy", name, directory.expanduser())
+    _new("strategy", name, expanded("--directory", directory))
 
 
 @app.command()
 def adapter(name: Name, directory: Directory = Path()) -> None:
     """Write a package with an adapter that works, and its tests."""
-    _new("adapter", name, directory.expanduser())
+    _new("adapter", name, expanded("--directory", directory))
 
 
 def _new(kind: str, name: str, directory: Path) -> None:

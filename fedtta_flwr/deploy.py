@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fedtta_flwr.control import pairs
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.paths import expanded
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000
 #: what `docker/keys.sh server DIR` makes and the server needs
@@ -168,15 +169,13 @@ def node_config(
     state_dir: Path | None = None,
 ) -> dict[str, str]:
     """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are."""
+    paths = {"data-dir": data_dir, "checkpoint": checkpoint, "predictions-dir": predictions_dir, "state-dir": state_dir}
     settings = {
         "clients": ",".join(part.strip() for part in clients.split(",") if part.strip()),
-        "data-dir": "" if data_dir is None else str(data_dir.expanduser().absolute()),
         "stream": stream,
         "device": device,
-        "checkpoint": "" if checkpoint is None else str(checkpoint.expanduser().absolute()),
-        "predictions-dir": "" if predictions_dir is None else str(predictions_dir.expanduser().absolute()),
-        "state-dir": "" if state_dir is None else str(state_dir.expanduser().absolute()),
     }
+    settings |= {key: str(expanded(f"--{key}", path).absolute()) for key, path in paths.items() if path is not None}
     if not settings["clients"]:
         raise ConfigError(f"--client {clients!r}: allowed: one or more names, separated by commas")
     return {key: value for key, value in settings.items() if value}

@@ -129,7 +129,7 @@ def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | Non
     root = app_root()
     RunConfig.from_flat(overrides)
     for key in ("checkpoint", "data-dir"):
-        if (path := str(overrides.get(key) or "")) and not Path(path).expanduser().is_absolute():
+        if (path := str(overrides.get(key) or "~")) and not (path.startswith("~") or Path(path).is_absolute()):
             raise ConfigError(f"{key} = {path!r}: names a place on the server and on every device; allowed: absolute")
     path = str(overrides.get("output-dir") or "~")
     if not (path.startswith("~") or Path(path).is_absolute()):

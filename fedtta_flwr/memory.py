@@ -22,6 +22,7 @@ from flwr.common.logger import log
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import BESIDE, read_tensors, write_tensors
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.records import from_arrays, to_arrays
 
 ONE_PROCESS = "one-process"  # in a node config: the server is in the node's process
@@ -134,7 +135,7 @@ def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
     named = own or config.state_dir
     if not named:
         return None
-    folder = Path(named).expanduser()
+    folder = expanded("state-dir", named)
     if not folder.is_absolute():
         raise ConfigError(f"state-dir = {named!r}: relative; allowed: an absolute path or one that begins with ~")
     if not run.isalnum():  # it comes from the server and becomes a part of a path

@@ -11,6 +11,7 @@ from flwr.common.config import parse_config_args
 
 from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.paths import expanded
 
 PAIR = re.compile(r"""(?<!\S)[^\s=]+=('[^']*'|"[^"]*"|\S+)(?!\S)""")
 FLOWERS_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # what its parser takes for one
@@ -33,7 +34,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
     """
     merged: dict[str, Any] = {}
     for argument in arguments:
-        if argument.endswith(".toml") and not Path(argument).expanduser().is_file():
+        if argument.endswith(".toml") and not expanded("--run-config", argument).is_file():
             raise ConfigError(f"--run-config {argument}: no such file; `fedtta list configs` names those that ship")
         try:
             found = parse_config_args([argument])
@@ -73,7 +74,7 @@ def absolute_paths(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return overrides in which relative paths are of this folder, in whichever a run works."""
     paths = {key: overrides.get(key) for key in ("checkpoint", "data-dir", "state-dir")}
     return dict(overrides) | {
-        key: str(Path(path).expanduser().absolute()) for key, path in paths.items() if isinstance(path, str) and path
+        key: str(expanded(key, path).absolute()) for key, path in paths.items() if isinstance(path, str) and path
     }
 
 
@@ -85,7 +86,7 @@ def resumed(folder: Path) -> dict[str, Scalar]:
     ConfigError
         If it is no run directory.
     """
-    folder = folder.expanduser().absolute()
+    folder = expanded("--resume", folder).absolute()
     try:
         config: dict[str, Scalar] = json.loads((folder / "config.json").read_text())["config"]
     except (OSError, ValueError, KeyError, TypeError):

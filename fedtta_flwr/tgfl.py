@@ -7,7 +7,6 @@ part. A process keeps what belongs to no client: the network, the images and how
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord
@@ -34,6 +33,7 @@ from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.checkpoints import load
 from fedtta_flwr.models.own import build_own, try_extractor, try_own
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
 from fedtta_flwr.plugins import is_own, plugin_code
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
@@ -274,7 +274,7 @@ def _begin(config: RunConfig, classes: int) -> nn.Module:
     if config.model not in MODELS:
         raise ConfigError(f"model = {config.model!r}: it cannot be trained here; allowed: {', '.join(MODELS)}")
     if config.checkpoint:
-        return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
+        return load(expanded("checkpoint", config.checkpoint), architecture=config.model, classes=classes)
     mean, std = NORMALISATION.get(config.dataset, NORMALISATION[""])
     with seeded(torch.device("cpu"), config.seed, "weights"):
         return build(config.model, classes, mean=mean, std=std)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fedtta_flwr.cli import main
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.launch import run_deployment
 from fedtta_flwr.run_config import read_overrides
 
 
@@ -107,3 +109,51 @@ def test_nothing_beside_the_pairs_is_passed_over(argument: str) -> None:
 
 def test_one_bad_argument_among_good_ones_is_named(file: Path) -> None:
     assert "'seed='" in refused(str(file), "seed=", "batch-size=5")
+
+
+NOBODY = "~nobody-of-this-name"
+
+
+@pytest.mark.parametrize("key", ["output-dir", "state-dir", "data-dir", "checkpoint", "resume"])
+def test_a_home_of_nobody_is_named_by_its_key(monkeypatch: pytest.MonkeyPatch, capsys, key: str) -> None:
+    assert told(monkeypatch, capsys, "run", "--run-config", f"{key}='{NOBODY}/x'") == (
+        f"error: {key} = '{NOBODY}/x': {NOBODY} stands for no home on this machine; allowed: ~/... or a path without ~"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["run", "--output"], "--output"),
+        (["run", "--resume"], "--resume"),
+        (["bench"], "SPEC"),
+        (["report"], "RUN|BENCH"),
+        (["data", "show", "--output"], "--output"),
+        (["new", "adapter", "my_method", "--directory"], "--directory"),
+        (["serve", "--certificates"], "--certificates"),
+        (["serve", "--insecure", "--state-dir"], "--state-dir"),
+        (["join", "fed", "--client", "a", "--insecure", "--predictions-dir"], "--predictions-dir"),
+    ],
+)
+def test_a_home_of_nobody_is_named_by_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path, command: list[str], name: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    text = told(monkeypatch, capsys, *command, f"{NOBODY}/x")
+    assert text.startswith(f"error: {name} {NOBODY}/x: {NOBODY} stands for no home on this machine")
+
+
+def test_a_home_at_the_server_is_not_looked_for_here() -> None:
+    """It stands for the server's user; and nothing has been started yet when an absent server is what is wrong."""
+    with pytest.raises(FederationError, match=r"^flwr run: "):
+        run_deployment({"data-dir": f"{NOBODY}/x", "output-dir": f"{NOBODY}/y"}, "127.0.0.1:1", None)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that fails, in this process; return the one line that is not a warning."""
+    monkeypatch.setattr("sys.argv", ["fedtta", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: --insecure")]
+    return line

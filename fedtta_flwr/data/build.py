@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, in_words
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import resolve
 
 LIVE = "live"
@@ -144,7 +144,7 @@ def open_benchmark(config: RunConfig) -> Benchmark:
         data: TestSet = Corruptible(*all_parts(), 10, config.seed)
     elif config.dataset in ("cifar10", "cifar100") and config.data_dir:
         classes = int(config.dataset.removeprefix("cifar"))
-        images, labels, _ = read_torchvision(classes, Path(config.data_dir).expanduser(), train=True)
+        images, labels, _ = read_torchvision(classes, expanded("data-dir", config.data_dir), train=True)
         data = Corruptible(images, labels, classes, config.seed)
     else:
         data = open_test_set(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedtta_flwr.data.contracts import Images, TestSet
 from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.paths import expanded
 
 #: name -> one line of explanation
 DATASETS: dict[str, str] = {
@@ -131,7 +132,7 @@ def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, 
         raise ConfigError(f"dataset = {name!r}: unknown; allowed: {', '.join(DATASETS)}")
     if name not in RESIZED and image_size != 32:
         raise ConfigError(f"image-size = {image_size}: {name} has 32, or its own; allowed with {', '.join(RESIZED)}")
-    folder = Path(data_dir).expanduser()
+    folder = expanded("data-dir", data_dir)
     if data_dir and not folder.is_dir():
         raise DataError(f"data-dir = {data_dir!r}: no such folder; name the folder that holds {name}")
     if name == "digits" and data_dir:

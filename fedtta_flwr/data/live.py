@@ -18,6 +18,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.folders import read_image
 from fedtta_flwr.data.growing_csv import GrowingCsv
 from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.paths import expanded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,7 +163,7 @@ def live_folders(config: RunConfig, client: str, node_config: Mapping[str, objec
     root = str(node_config.get("live-dir") or config.data_dir)
     if not root:
         raise ConfigError("dataset = 'live': no folder to watch; set node-config live-dir = \"DIR\" or data-dir")
-    folder = Path(root).expanduser()
+    folder = expanded("live-dir" if node_config.get("live-dir") else "data-dir", root)
     hosted = str(node_config.get("clients") or ",".join(config.client_names())).split(",")
     several = len(hosted) > 1
     if several and folder.is_dir() and not (folder / client).is_dir():
@@ -171,5 +172,5 @@ def live_folders(config: RunConfig, client: str, node_config: Mapping[str, objec
     output = node_config.get("predictions-dir")
     if not output:
         return watched, watched
-    place = Path(str(output)).expanduser()
+    place = expanded("predictions-dir", str(output))
     return watched, place / client if several else place

@@ -1,7 +1,6 @@
 """A network of the user's own: what a function of their package returns, in the place of an architecture."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS
 from fedtta_flwr.models.base import last_linear
 from fedtta_flwr.models.checkpoints import dtype_and_shape, fill, read_tensors
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import call, resolve
 from fedtta_flwr.seeding import seeded
 
@@ -66,7 +66,7 @@ def build_own(config: RunConfig, classes: int) -> nn.Module:
             f"legacy-no-norm = true: what input normalisation {config.model!r} has is not known; allowed: false"
         )
     if config.checkpoint:
-        path = Path(config.checkpoint).expanduser()
+        path = expanded("checkpoint", config.checkpoint)
         fill(model, _untied(model, read_tensors(path)), path, tied=True)
     return model.eval()
 

@@ -23,6 +23,7 @@ from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
 from fedtta_flwr.models.normalize import Normalize
 from fedtta_flwr.models.own import build_own
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.plugins import is_own
 from fedtta_flwr.seeding import derive_seed, seeded
 
@@ -68,13 +69,13 @@ def _from_zoo(config: RunConfig, classes: int) -> Classifier:
         raise ConfigError(f"model = {config.model!r}: allowed: {ROBUSTBENCH}ID, e.g. {ROBUSTBENCH}Standard")
     from fedtta_flwr.models.robustbench import load_robustbench
 
-    folder = Path(config.checkpoint).expanduser() if config.checkpoint else cache_dir() / "robustbench"
+    folder = expanded("checkpoint", config.checkpoint) if config.checkpoint else cache_dir() / "robustbench"
     return load_robustbench(config.model, trained_on, model_dir=folder, legacy_no_norm=config.legacy_no_norm)
 
 
 def _from_file(config: RunConfig, classes: int) -> Classifier:
     if config.checkpoint:
-        return load(Path(config.checkpoint).expanduser(), architecture=config.model, classes=classes)
+        return load(expanded("checkpoint", config.checkpoint), architecture=config.model, classes=classes)
     if (config.dataset, config.model) != (EMBEDDED_DATASET, EMBEDDED_MODEL):
         raise ConfigError(
             f"checkpoint is empty: allowed only with dataset = {EMBEDDED_DATASET!r} and model = "

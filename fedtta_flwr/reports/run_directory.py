@@ -20,6 +20,7 @@ from torch import Tensor
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import Outage, append, write_atomically, write_json
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.interpolation import Interpolation
@@ -302,7 +303,7 @@ def run_path(config: RunConfig) -> Path:
     """
     if not config.output_dir:
         return default_path(config)
-    path = Path(config.output_dir).expanduser()
+    path = expanded("output-dir", config.output_dir)
     if not path.is_absolute():
         raise ConfigError(
             f"output-dir = {config.output_dir!r}: relative; allowed: an absolute path or one that begins with ~ "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import Outage, read_tensors, write_tensors
+from fedtta_flwr.paths import expanded
 from fedtta_flwr.records import code_fingerprint
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def resumable(folder: str) -> Path:
     ConfigError
         If the path is relative, or no checkpoint is there.
     """
-    path = Path(folder).expanduser()
+    path = expanded("resume", folder)
     if not path.is_absolute():
         raise ConfigError(f"resume = {folder!r}: relative; allowed: an absolute path or one that begins with ~")
     if not (path / FILE).is_file():
