@@ -40,8 +40,11 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run directory of a run that shall go on from its last checkpoint")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="nodes that the clients are spread over")] = 2,
-    workers: Annotated[int, typer.Option(min=1, help="engine flower: Ray workers")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="2", help="engines local, flower: nodes that the clients are spread over"),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, show_default="1", help="engine flower: Ray workers")] = None,
     control: cli_deploy.Control = cli_deploy.LOCAL_CONTROL,
     ca: cli_deploy.CaFile = None,
     insecure: cli_deploy.Insecure = False,
@@ -54,6 +57,9 @@ def run(
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
     if output is not None and resume is not None:
         raise FedTTAError(f"--output {output}: a run goes on in its own directory, {resume}; leave --output out")
+    for option, given, engines in (("--nodes", nodes, ("local", "flower")), ("--workers", workers, ("flower",))):
+        if given is not None and engine not in engines:
+            raise ConfigError(f"{option} {given}: --engine {engine} has none; allowed with {' and '.join(engines)}")
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
     if output is not None:  # of a deployment it is a place on the server
@@ -63,9 +69,9 @@ def run(
         return
     overrides = absolute_paths(overrides)
     if engine == "local":
-        run_local(overrides, nodes)
+        run_local(overrides, nodes or 2)
     else:
-        run_flower(overrides, nodes, workers)
+        run_flower(overrides, nodes or 2, workers or 1)
 
 
 @app.command("list")

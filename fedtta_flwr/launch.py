@@ -110,7 +110,8 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
 
     check_inputs(config)
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as (env, address):
-        resources = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"
+        # Ray starts a process for each of its CPUs, and a node is in one of them at a time.
+        resources = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={min(workers, nodes)}"
         run_id = start_run(env, root, overrides, "--federation-config", resources)
         with control_api(address, None) as client:
             follow(client, run_id)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -64,6 +65,8 @@ def test_the_documented_table_is_the_listed_one():
     [
         (["list", "planets"], ["planets", "strategies"]),
         (["run", "--engine", "steam"], ["steam", "local", "flower"]),
+        (["run", "--workers", "1"], ["--workers 1", "local has none", "allowed with flower"]),
+        (["run", "--engine", "deployment", "--nodes", "2"], ["--nodes 2", "deployment has none", "local and flower"]),
         (["run", "--run-config", "nothing.toml"], ["nothing.toml", "no such file"]),
         (["run", "--run-config", "batch-size"], ["batch-size", "key=value"]),
         (["run", "--run-config", "batch-sise=3"], ["batch-sise", "unknown key"]),
@@ -107,3 +110,22 @@ def test_another_checkout_is_not_run_by_accident(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="another checkout"):
         launch.app_root()
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "workers"),
+    [((), 2, 1), (("--nodes", "4", "--workers", "2"), 4, 2), (("--nodes", "4", "--workers", "99"), 4, 4)],
+)
+def test_ray_starts_no_more_processes_than_there_are_nodes(monkeypatch, given, nodes, workers):
+    started = []
+    monkeypatch.setattr(launch, "_superlink", lambda *_: nullcontext(({}, "")))
+    monkeypatch.setattr(launch, "control_api", lambda *_: nullcontext())
+    monkeypatch.setattr(launch, "start_run", lambda *arguments: started.append(arguments[-1]))
+    monkeypatch.setattr(launch, "follow", lambda *_: None)
+    assert call(monkeypatch, "run", "--engine", "flower", *given) == 0
+    (resources,) = started
+    assert dict(pair.split("=") for pair in resources.split()) == {
+        "num-supernodes": str(nodes),
+        "client-resources-num-cpus": "1",
+        "init-args-num-cpus": str(workers),
+    }
