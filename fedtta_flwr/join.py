@@ -72,12 +72,12 @@ def join(
             status = _run(
                 supernode_command(server=server, ca=ca, key=key, node_config=node_config, runtime_port=port), env
             )
-            if ca is not None and private_key is not None:
+            if ca is not None and key is not None and private_key is not None:
                 check_tls(server, ca)
                 if not is_registered(server, ca, private_key):
                     raise FederationError(
-                        f"{server} does not know this device's key: register {key}.pub there (fedtta register); a key "
-                        f"that was revoked must be replaced by a new one"
+                        f"{server} does not know this device's key: register its public half on the server (fedtta "
+                        f"register {key.name}.pub); a key that was revoked must be replaced by a new one"
                     )
             reason = (
                 f"flower-supernode ended with status {status}; if it failed to activate, the server still counts "

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
+from fedtta_flwr import join as joining
 from fedtta_flwr.credentials import load_ca, load_key
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
@@ -249,3 +250,20 @@ def test_a_file_that_is_no_key(keys: Path, tmp_path: Path) -> None:
             load_key(path)
         assert str(path) in str(caught.value)
         assert "EC key in OpenSSH's format" in str(caught.value)
+
+
+def test_a_key_that_is_not_registered_is_named_as_the_server_has_it(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has the private half alone, in a folder of its own."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "cam-12").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    monkeypatch.setattr(joining, "check_tls", lambda *_: None)
+    monkeypatch.setattr(joining, "_run", lambda *_: 1)
+    monkeypatch.setattr(joining, "is_registered", lambda *_: False)
+    with pytest.raises(FederationError, match="does not know this device's key: ") as caught:
+        joining.join(
+            Address("fed", 9092), ca=keys / "k" / "ca.crt", key=tmp_path / "cam-12", node_config={}, home=tmp_path
+        )
+    assert "public half on the server (fedtta register cam-12.pub)" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
