@@ -116,7 +116,7 @@ def source_train(
     """Train a source model on the clean digits that scikit-learn ships."""
     from fedtta_flwr.models.source import train_digits
 
-    accuracy = train_digits(output, model, epochs=epochs, seed=seed, report=typer.echo)
+    accuracy = train_digits(_file(output), model, epochs=epochs, seed=seed, report=typer.echo)
     typer.echo(f"{output}: {model}, {accuracy:.2f} % on the clean test part")
 
 
@@ -134,12 +134,21 @@ def source_convert(
     from fedtta_flwr.models.convert import convert
 
     statistics = {"mean": _numbers("mean", mean), "std": _numbers("std", std)}
+    place = _file(output)
     model, renames = convert(expanded("INPUT", input_), architecture=architecture, classes=classes, **statistics)
     for old, new in renames:
         typer.echo(f"{old} -> {new}")
     about = {"architecture": architecture, "classes": str(classes), "converted-from": input_.name}
-    save(model, expanded("--output", output), about)
+    save(model, place, about)
     typer.echo(f"{output}: {architecture}, {classes} classes, mean {mean}, std {std}")
+
+
+def _file(output: Path) -> Path:
+    """Return where a checkpoint is to be written; what cannot be a file is refused before there is one to write."""
+    path = expanded("--output", output)
+    if path.is_dir():
+        raise ConfigError(f"--output {output}: is a folder; name the .safetensors file to write, in it or elsewhere")
+    return path
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -112,6 +112,18 @@ def test_another_checkout_is_not_run_by_accident(monkeypatch, tmp_path):
         launch.app_root()
 
 
+def test_a_checkpoint_is_not_made_where_it_cannot_be_written(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("fedtta_flwr.models.source.train_digits", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr("fedtta_flwr.models.convert.convert", lambda *_, **__: pytest.fail("converted"))
+    statistics = ["--mean", "0,0,0", "--std", "1,1,1"]
+    convert = ["source", "convert", "x.th", "--architecture", "resnet20-a", "--classes", "10", *statistics]
+    for command in (["source", "train"], convert):
+        assert call(monkeypatch, *command, "--output", str(tmp_path)) == 2
+        assert capsys.readouterr().err.startswith(
+            f"error: --output {tmp_path}: is a folder; name the .safetensors file"
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "nodes", "workers"),
     [((), 2, 1), (("--nodes", "4", "--workers", "2"), 4, 2), (("--nodes", "4", "--workers", "99"), 4, 4)],
