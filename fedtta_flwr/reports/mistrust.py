@@ -117,6 +117,8 @@ def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
         raise ConfigError(
             f"{path.parent}: no run directory, {path.name} is absent; name a run's or a benchmark's folder"
         ) from None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent}: is no folder; name a run's or a benchmark's folder") from None
     except ValidationError as error:
         raise ConfigError(f"{path.parent}: its {path.name} is damaged ({first_fault(error)})") from None
     except (OSError, ValueError, RecursionError) as error:

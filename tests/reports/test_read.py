@@ -68,6 +68,13 @@ def test_a_run_that_is_older_than_major_and_minor_classes_shows_none(copy: Path)
     assert "minor class" not in page.read_text()
 
 
+def test_a_file_is_no_run_directory(copy: Path) -> None:
+    file = copy / "config.json"
+    with pytest.raises(ConfigError, match=r"config\.json: is no folder; name a run's or a benchmark's folder$"):
+        write_report(file, copy / "report")
+    assert not (copy / "report").exists()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '"\\ud800'])
 def test_json_of_another_form(copy: Path, text: str) -> None:
     (copy / "summary.json").write_text(text)
