@@ -32,16 +32,17 @@ make_ca() {
 }
 
 make_server() {
-  local dir=$1 host names=DNS:localhost,IP:127.0.0.1,IP:::1 scratch
+  local dir=$1 host name names=DNS:localhost,IP:127.0.0.1,IP:::1 scratch
   shift
   for host in "$@"; do
     if [[ $host =~ ^[0-9]+(\.[0-9]+){3}$ || $host =~ ^[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*$ ]]; then
-      names+=",IP:$host"
+      name=IP:$host
     elif [[ $host =~ ^(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$ ]]; then
-      names+=",DNS:$host"
+      name=DNS:$host
     else
       fail "$host: no host name and no IP address (give no port, no https://)"
     fi
+    [[ ,$names, == *",$name,"* ]] || names+=,$name
   done
   for file in server.key server.crt; do
     [ ! -e "$dir/$file" ] || fail "$dir/$file is there already; to renew it, move server.key and server.crt away first"

@@ -55,6 +55,14 @@ def test_the_certificate_is_signed_and_for_these_hosts(made: Path) -> None:
         assert abs(certificate.not_valid_after_utc - datetime.now(UTC) - timedelta(days=days)) < timedelta(days=1)
 
 
+def test_a_host_is_in_the_certificate_once(tmp_path: Path) -> None:
+    assert keys(tmp_path, "server", "k", "localhost", "fed", "*.fed", "127.0.0.1", "fed").returncode == 0
+    server = x509.load_pem_x509_certificate((tmp_path / "k" / "server.crt").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fed", "*.fed"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+
+
 def test_a_devices_key_is_one_that_flower_takes(made: Path) -> None:
     from flwr.cli.supernode.register import try_load_public_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
