@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
 def _fault(argument: str) -> str | None:
     """Return which pair of those that Flower's parser has refused is at fault; None if it is none by itself."""
     if argument.endswith(".toml"):
-        return None
+        return _benchmark(argument)
     given: dict[str, list[str]] = {}
     for key, value in FLOWERS_PAIR.findall(argument):
         given.setdefault(key, []).append(value)
@@ -68,6 +69,15 @@ def _fault(argument: str) -> str | None:
             return f"{pair}: allowed: a number, true, false, or a string in quotes"
     twice = next((key for key, values in given.items() if len(values) > 1), None)
     return twice and f"--run-config: {twice} is given twice ({', '.join(given[twice])}); give it once"
+
+
+def _benchmark(file: str) -> str | None:
+    """Return what to do with a file that is a benchmark's; None if it is none."""
+    try:
+        axes = "axes" in tomllib.loads(expanded("--run-config", file).read_text())
+    except (OSError, ValueError):
+        return None
+    return f"--run-config {file}: is a benchmark; run it by `fedtta bench {file}`" if axes else None
 
 
 def absolute_paths(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -7,7 +7,7 @@ import pytest
 from fedtta_flwr.cli import main
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.launch import run_deployment
+from fedtta_flwr.launch import app_root, run_deployment
 from fedtta_flwr.run_config import read_overrides
 
 
@@ -75,6 +75,13 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
 def test_a_file_that_is_no_run_config(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.toml").write_bytes(content)
     assert "bad.toml" in refused(str(tmp_path / "bad.toml"))
+
+
+def test_a_benchmark_is_no_run_config() -> None:
+    specs = list((app_root() / "configs" / "bench").glob("*.toml"))
+    assert specs
+    for spec in specs:
+        assert refused(str(spec)) == f"--run-config {spec}: is a benchmark; run it by `fedtta bench {spec}`"
 
 
 @pytest.mark.parametrize("argument", ["", "  ", "seed", "=3", "seed=", "a.yaml", "fedctta=1 fedctta.ema=0.5"])
