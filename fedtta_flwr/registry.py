@@ -333,8 +333,8 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     """
     try:
         return function(*arguments)
-    except FedTTAError:
-        raise
+    except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
+        raise ConfigError(f"{kind} = {name!r}: {error}") from error
     except Exception as error:
         inside = traceback.extract_tb(error.__traceback__)[1:]
         where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""

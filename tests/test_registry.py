@@ -9,7 +9,7 @@ import pytest
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import Predictor
-from fedtta_flwr.registry import ADAPTERS, HEADS, PLUGIN_VARIABLE, STRATEGIES, check_name, resolve
+from fedtta_flwr.registry import ADAPTERS, HEADS, PLUGIN_VARIABLE, STRATEGIES, check_name, make, resolve
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 
 PLUGIN = "fedtta_test_plugin_package.module:Mine"
@@ -86,6 +86,19 @@ def test_a_plugin_is_imported_with_consent(plugin: Path, monkeypatch: pytest.Mon
 def test_a_plugin_that_is_not_there(plugin: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(PLUGIN_VARIABLE, "fedtta_test_plugin_package")
     assert "cannot be imported" in refused(name)
+
+
+def test_what_a_plugin_meets_in_our_code_is_said_with_its_name(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, "fedtta_test_plugin_package")
+    (plugin.parent / "fedtta_test_plugin_package" / "module.py").write_text(
+        "from fedtta_flwr.adaptation.optimizer import Optimizer\n\n\n"
+        "class Mine:\n    def __init__(self):\n        Optimizer([], 'sgd', learning_rate=0.1)\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        make("adapter", PLUGIN, ADAPTERS, object)
+    assert str(caught.value) == (
+        f"adapter = '{PLUGIN}': optimizer: parameters of one dtype are needed, found no parameter"
+    )
 
 
 def test_an_empty_module_is_never_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
