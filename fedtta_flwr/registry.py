@@ -246,6 +246,7 @@ HEADS: dict[str, tuple[str, str]] = {
     "btfl": ("fedtta_flwr.heads.btfl:BTFL", "weights by Bayes' rule from discretised likelihoods (KDD 2025)"),
 }
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
+FUNCTIONS = ("model", "stream")  # keys that take a function, where others take a class
 
 
 def ships(thing: object) -> bool:
@@ -265,10 +266,9 @@ def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]])
         return name
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier():
-        raise ConfigError(
-            f"{kind} = {name!r}: unknown; allowed: {', '.join(known)}, or package.module:Class of "
-            f"your own (see `fedtta list`)"
-        )
+        own = f"package.module:{'function' if kind in FUNCTIONS else 'Class'} of your own"
+        choice = f"{', '.join(known)}, or {own} (see `fedtta list`)" if known else own
+        raise ConfigError(f"{kind} = {name!r}: unknown; allowed: {choice}")
     package = module.partition(".")[0]
     allowed = [p.strip() for p in os.environ.get(PLUGIN_VARIABLE, "").split(",") if p.strip()]
     if package not in allowed:

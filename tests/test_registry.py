@@ -60,6 +60,20 @@ def test_an_unknown_name_is_refused_with_those_allowed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "known", "allowed"),
+    [
+        ("head", {"a": "", "b": ""}, "a, b, or package.module:Class of your own (see `fedtta list`)"),
+        ("model", {"a": ""}, "a, or package.module:function of your own (see `fedtta list`)"),
+        ("stream", {}, "package.module:function of your own"),
+    ],
+)
+def test_what_is_allowed_is_said_as_what_it_is(kind: str, known: dict[str, str], allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_name(kind, "mine", known)
+    assert str(caught.value) == f"{kind} = 'mine': unknown; allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
     "permitted", [None, "", "other", "fedtta_test_plugin", "fedtta_test_plugin_package.module", "*"]
 )
 def test_a_plugin_is_not_imported_without_consent(
