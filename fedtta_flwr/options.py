@@ -104,7 +104,8 @@ class SAROptions(Options):
     ema: Share = Field(0.9, description="share of the past in the mean entropy")
     skip: str = Field(
         "layer4,blocks.9,blocks.10,blocks.11,norm",
-        description="parts of the network that stay as they are: module names, separated by commas",
+        description="parts of the network that stay as they are: module names, separated by commas; norm is the "
+        "network's own, beside its blocks, none within them",
     )
 
 

@@ -12,6 +12,8 @@ from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import SAROptions
 
+LAST = "norm"  # what vision transformers call the last normalisation, and other networks those of their blocks
+
 
 class SAR(AffineAdapter):
     r"""Minimise the entropy of reliable samples where its surface is flat, and recover from collapse.
@@ -29,8 +31,9 @@ class SAR(AffineAdapter):
     the step. No sample left in S or S': no step.
 
     The published code leaves the top layers alone, by name (``layer4`` of ResNets, ``blocks.9`` to ``blocks.11`` and
-    the last ``norm`` of vision transformers); so does ``skip`` here, and networks without such names adapt whole. It
-    also keeps :math:`e_m` through a recovery, which its paper sets back; here it is set back.
+    the last ``norm`` of vision transformers); so does ``skip`` here, and networks without such names adapt whole. A
+    plain ``norm`` is the network's own, beside its blocks; one within a block adapts. The published code also keeps
+    :math:`e_m` through a recovery, which its paper sets back; here it is set back.
 
     The affine parameters that adapt travel; moments and average stay at home.
 
@@ -63,14 +66,21 @@ class SAR(AffineAdapter):
     def select(self) -> State:
         """Return the affine parameters of the normalisation layers that are not skipped."""
         super().select()
-        skipped = [f".{part.strip()}." for part in self.options.skip.split(",") if part.strip()]
-        self.affine = {name: p for name, p in self.affine.items() if not any(part in f".{name}" for part in skipped)}
+        parts = [part.strip() for part in self.options.skip.split(",") if part.strip()]
+        self.affine = {name: p for name, p in self.affine.items() if not any(self._skips(part, name) for part in parts)}
         if not self.affine:
             raise ConfigError(
                 f"sar.skip = {self.options.skip!r}: leaves no normalisation layer of {type(self.model).__name__} to "
                 f"adapt; name fewer"
             )
         return dict(self.affine)
+
+    def _skips(self, part: str, name: str) -> bool:
+        if part != LAST:
+            return f".{part}." in f".{name}"
+        # The network may be within another module, say behind its input normalisation: then all names begin alike.
+        holder, found, _ = f".{name}".rpartition(f".{LAST}.")
+        return bool(found) and all(f".{other}".startswith(f"{holder}.") for other in self.affine)
 
     @torch.enable_grad()
     def step(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.sar import SAR
 from fedtta_flwr.errors import ConfigError
@@ -99,7 +99,7 @@ def test_top_layers_are_skipped_by_name(tiny, no_norm) -> None:
     assert list(adapter.adapted_state()) == NAMES[:2]
     assert list(sar(tiny()).adapted_state()) == NAMES
     model = nn.ModuleDict({"layer4": nn.BatchNorm2d(2), "layer40": nn.BatchNorm2d(2), "encoder": nn.Module()})
-    model["encoder"].norm = nn.LayerNorm(2)
+    model["encoder"].layer4 = nn.LayerNorm(2)
     model["encoder"].norm1 = nn.LayerNorm(2)
     names = list(sar(model).adapted_state())
     assert names == ["layer40.weight", "layer40.bias", "encoder.norm1.weight", "encoder.norm1.bias"]
@@ -107,3 +107,40 @@ def test_top_layers_are_skipped_by_name(tiny, no_norm) -> None:
         sar(tiny(), skip="bn1,bn2")
     with pytest.raises(ConfigError, match="adapter = 'sar'"):
         sar(no_norm())
+
+
+class Block(nn.Module):
+    """Residual, with what many call its normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 4)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(self.norm(x))
+
+
+class Blocks(nn.Module):
+    """Two of them, and a last ``norm``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.stem(x))).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("within", ["", "1."], ids=["alone", "behind a module"])
+def test_only_the_last_norm_is_skipped_and_not_those_of_the_blocks(within: str, images) -> None:
+    model = nn.Sequential(nn.Identity(), Blocks()) if within else Blocks()
+    adapter = sar(model, entropy_margin=1.1)
+    before = {name: t.detach().clone() for name, t in model.named_parameters()}
+    adapter.adapt(images(6))
+    moved = {name for name, t in model.named_parameters() if not torch.equal(t, before[name])}
+    assert moved == {f"{within}blocks.{i}.norm.{kind}" for i in range(2) for kind in ("weight", "bias")}
+    assert moved == set(adapter.adapted_state())
