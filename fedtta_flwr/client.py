@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
+from fedtta_flwr.data.contracts import TakesPredictions
 from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
 from fedtta_flwr.plugins import ON_DEVICES, device_code, plugin_code
@@ -216,7 +216,7 @@ def _visit_one(
     adapter.load_adapted_state(bench.initial if personal is None else personal)
     if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
         kept = known.parts.get("late") if known is not None else None
-        x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, stream, late_slot)
+        x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, client, late_slot)
         result.late_domain = stream.domains[late_slot]
         if finetune:
             adapter.adapt(x)
@@ -227,7 +227,7 @@ def _visit_one(
     late, late_batch = NOTHING_LATE, dict[str, Tensor]()
     last: tuple[int, Tensor, Tensor | None] | None = None
     for current in range(slot, end):
-        x, y = _batch(bench, stream, current)
+        x, y = _batch(bench, client, current)
         if not len(x):
             continue  # nothing has arrived at a live stream
         if last is not None and last[2] is not None and "post" in bench.scores:
@@ -279,13 +279,14 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
     return outputs
 
 
-def _batch(bench: Workbench, stream: ClientStream, slot: int) -> tuple[Tensor, Tensor | None]:
-    x, y = stream.batch(slot)
+def _batch(bench: Workbench, client: str, slot: int) -> tuple[Tensor, Tensor | None]:
+    x, y = bench.stream(client).batch(slot)
     if len(x) > bench.config.batch_size and "stream" in bench.node_config:  # of which the server knows nothing
         raise DataError(
             f"slot {slot} has {len(x)} samples, batch-size = {bench.config.batch_size}: so many at most where a node's "
             f"own config names the stream; make batch-size larger"
         )
+    bench.look_at(client, x)
     return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
 
 

@@ -4,11 +4,13 @@ import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from logging import WARNING
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
+from flwr.common.logger import log
 from torch import Tensor, nn
 
 from fedtta_flwr import cpu
@@ -50,6 +52,7 @@ class Workbench:
         #: of the node whose message is being served; a process may serve several
         self.node_config: Mapping[str, object] = {}
         self._streams: dict[str, ClientStream] = {}
+        self._looked_at: set[str] = set()
         self._shared: dict[tuple[str | int, ...], Tensor] = {}
 
     @property
@@ -76,6 +79,27 @@ class Workbench:
         if client not in self._streams:
             self._streams[client] = build_stream(self.config, client, self.test_set, self.node_config)
         return self._streams[client]
+
+    def look_at(self, client: str, x: Tensor) -> None:
+        """Warn if the first images [B, C, H, W] of a client's own stream are not in [0, 1]: accuracy would just be low.
+
+        The project's own streams cannot be wrong in this.
+        """
+        if not self.config.stream or client in self._looked_at or not x.numel():
+            return
+        self._looked_at.add(client)
+        low, high = (end.item() for end in x.aminmax())
+        if not (x.is_floating_point() and low >= 0 and high <= 1):  # NaN is not, either
+            log(
+                WARNING,
+                "%s: stream = %r: images are %s from %.4g to %.4g; allowed: floating point in [0, 1], input "
+                "normalisation is part of the model",
+                client,
+                self.config.stream,
+                str(x.dtype).removeprefix("torch."),
+                low,
+                high,
+            )
 
     def pursue(self, objectives: Mapping[str, Any]) -> None:
         """Let the adapter add the terms that a strategy asks for to its loss; one without gradient steps cannot."""

@@ -718,6 +718,45 @@ def test_a_stream_of_ones_own_may_have_larger_batches_if_the_server_knows_of_it(
         grid.run_server(apps[0])
 
 
+@pytest.mark.parametrize("by_node", [False, True], ids=["of the run", "of a node"])
+def test_images_of_a_stream_of_ones_own_that_are_not_in_0_to_1_are_warned_of_once_a_client(
+    by_node: bool,
+    apps: tuple[Any, Any],
+    tiny_config: Callable[..., RunConfig],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "odd_ranges.py").write_text(
+        "import numpy as np, torch\n"
+        "ENDS = {'client-00': (0, 1), 'client-01': (0, 255), 'client-02': (-2, 0.5), 'client-03': (0.5, 0.5)}\n"
+        "class Ranged:\n"
+        "    domains = ('a',) * 3\n"
+        "    def __init__(self, client): self.ends = ENDS[client]\n"
+        "    def __len__(self): return 3\n"
+        "    def batch(self, slot):\n"
+        "        x = torch.linspace(*self.ends, 5 * 3 * 32 * 32).view(5, 3, 32, 32)\n"
+        "        return (x, np.arange(5)) if slot else (x[:0], np.arange(0))\n"  # nothing at first
+        "def stream(config, client): return Ranged(client)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", "odd_ranges")
+    stream = {"stream": "odd_ranges:stream"}
+    overrides: dict[str, Any] = {"adapter": "bn-stats", "scores": "tta", "output-dir": str(tmp_path / "run")}
+    config = tiny_config(**overrides, classes=10, **({} if by_node else stream))
+    grid = LocalGrid(apps[1], config.to_flat(), 1)
+    if by_node:
+        (context,) = grid._contexts.values()
+        context.node_config = {"clients": ",".join(config.client_names())} | stream
+    grid.run_server(apps[0])
+    found = sorted(line for line in warned if "images are" in line)
+    allowed = "allowed: floating point in [0, 1], input normalisation is part of the model"
+    assert found == [
+        f"client-01: stream = 'odd_ranges:stream': images are float32 from 0 to 255; {allowed}",
+        f"client-02: stream = 'odd_ranges:stream': images are float32 from -2 to 0.5; {allowed}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("fault", "strategy"),
     [
