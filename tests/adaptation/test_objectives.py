@@ -158,6 +158,37 @@ def test_a_term_acts_at_once_where_a_batch_has_more_than_one_gradient(make_adapt
     assert not same_bits(plain.adapted_state(), other.adapted_state())
 
 
+def off(present: Tensor, received: Tensor) -> Tensor:
+    return present - received
+
+
+def turned(present: Tensor, received: Tensor) -> Tensor:
+    """The gradient of 1 - cos."""
+    cosine = present @ received / (present.norm() * received.norm())
+    return (cosine * present / present.norm() - received / received.norm()) / present.norm()
+
+
+@pytest.mark.parametrize(
+    ("term", "size", "gradient"),
+    [(FedProx(10.0), 10.0, off), (FedAMP(3.0, 0.25), 12.0, off), (PFedGraph(1e3), 1e3, turned)],
+    ids=["fedprox", "fedamp", "pfedgraph"],
+)
+def test_the_second_step_is_pulled_back_by_the_size_of_the_term(term, size, gradient, tiny, images) -> None:
+    """theta_2 - theta_2(without) = -rate * the term's gradient at theta_1; the first steps are the same."""
+    plain, other = (Tent(tiny(F64), TentOptions(optimizer="sgd", learning_rate=0.05)) for _ in range(2))
+    Objectives(other, [term])
+    thetas = []
+    for seed in range(3):
+        thetas.append([torch.cat([t.flatten() for t in a.adapted_state().values()]) for a in (plain, other)])
+        for adapter in (plain, other):
+            adapter.adapt(images(6, seed=seed, dtype=F64))
+    (received, _), (present, same), (without, pulled) = thetas
+    assert torch.equal(present, same)
+    expected = -0.05 * size * gradient(present, received)
+    torch.testing.assert_close(pulled - without, expected, rtol=1e-6, atol=1e-12)
+    assert expected.abs().max() > 1e-4
+
+
 def test_fedprox_pulls_back(tiny, images) -> None:
     def distance(mu: float) -> float:
         adapter = Tent(tiny(), TentOptions(optimizer="sgd", learning_rate=0.05))
