@@ -25,8 +25,9 @@ def certain(model: nn.Module, factor: float = 20.0) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("reset_below", [0.0, 0.2])
-def test_steps_are_those_of_the_equations(tiny, images, reset_below: float) -> None:
+@pytest.mark.parametrize(("reset_below", "expected_resets"), [(0.0, 0), (0.125, 1), (0.2, 6)])
+def test_steps_are_those_of_the_equations(tiny, images, reset_below: float, expected_resets: int) -> None:
+    """Never reset, once with a step after it, and after each step."""
     model = certain(tiny(torch.float64))
     p = {name: t.detach().clone().requires_grad_(name in NAMES) for name, t in model.named_parameters()}
     source = {name: p[name].detach().clone() for name in NAMES}
@@ -65,11 +66,13 @@ def test_steps_are_those_of_the_equations(tiny, images, reset_below: float) -> N
                         velocity[name].zero_()
         for name in NAMES:
             torch.testing.assert_close(adapter.adapted_state()[name], p[name].detach(), rtol=1e-7, atol=1e-9)
+        momentum = torch.cat([velocity[name].flatten() for name in NAMES])
+        torch.testing.assert_close(adapter.local_state()["optimizer.momentum_buffer"], momentum, rtol=1e-7, atol=1e-9)
         expected = -1.0 if mean_entropy is None else mean_entropy
         assert adapter.local_state()["mean_entropy"].item() == pytest.approx(expected)
     assert any(0 < share < 1 for share in first_kept)
     assert any(share > 0 for share in second_kept)
-    assert (resets > 0) == (reset_below > 0)
+    assert resets == expected_resets
 
 
 def test_a_filter_that_keeps_nothing_makes_no_step(tiny, images) -> None:
