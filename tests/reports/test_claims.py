@@ -21,6 +21,9 @@ from fedtta_flwr.reports.claims import Finding
         (0.0, [3.0, -1.0], "holds, within the spread of the seeds"),
         (0.0, [-3.0, 1.0], "does not hold, within the spread of the seeds"),
         (0.0, [3.0, 2.0], "holds"),
+        (1.5, [1.0, 2.2], "holds, within the spread of the seeds"),  # it is at the claim that the spread counts
+        (1.5, [0.6, 1.8], "does not hold, within the spread of the seeds"),
+        (1.5, [-0.2, 0.3], "does not hold"),
         (0.0, [], "not run"),
     ],
 )
