@@ -168,16 +168,18 @@ def test_the_memory_is_balanced_over_predictions(tiny) -> None:
     assert sorted(labels) == [0, 0, 1, 1, 2, 2]
 
 
-def test_within_a_class_every_sample_of_the_stream_stays_with_the_same_probability(tiny) -> None:
-    """Reservoir sampling: of 12 samples of one class, a memory of 4 keeps each in a third of the runs."""
-    kept = torch.zeros(12)
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_within_a_class_every_sample_of_the_stream_stays_with_the_same_probability(tiny, classes: int) -> None:
+    """Reservoir sampling: of 12 samples of each class, a memory of 4 a class keeps each in a third of the runs."""
+    count = 12 * classes
+    kept = torch.zeros(count)
+    x = torch.arange(float(count)).view(count, 1, 1, 1).expand(count, 3, 2, 2)
     for run in range(300):
-        adapter = note(tiny(), capacity=4)
+        adapter = note(tiny(), capacity=4 * classes)
         adapter.identity = (run,)
-        x = torch.arange(12.0).view(12, 1, 1, 1).expand(12, 3, 2, 2)
-        adapter._remember(x, [1] * 12)
+        adapter._remember(x, list(range(classes)) * 12)
         kept[adapter.local_state()["memory.images"][:, 0, 0, 0].long()] += 1
-    assert kept.sum() == 300 * 4
+    assert kept.sum() == 300 * 4 * classes
     assert ((kept - 100).abs() < 35).all()  # four standard deviations of a binomial
 
 
