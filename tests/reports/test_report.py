@@ -17,7 +17,7 @@ from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.reports.of_within import positions
-from fedtta_flwr.reports.read import read_bench, read_run
+from fedtta_flwr.reports.read import Run, read_bench, read_run
 from fedtta_flwr.reports.report import write_report
 from tests.conftest import TINY
 from tests.reports.conftest import table
@@ -146,6 +146,19 @@ def test_positions_are_counted_from_shift_to_shift(bench: Path, written: Path) -
     row = next(r for r in table(written, "by-position") if (r["setting"], r["strategy"]) == ("NIID", "FedAvg"))
     every = [positions(read_run(cell_folder(bench, f"NIID.FedAvg.seed{s}")), "post")[1] for s in (0, 1)]
     assert float(row["2"]) == pytest.approx(np.mean([v for v in every if v is not None]), abs=0.006)
+
+
+def test_positions_are_of_each_clients_own_shifts() -> None:
+    """Clients that shift after two rounds and after one."""
+    timeline = {
+        "scores": np.array(["post"]),
+        "rounds": np.arange(1, 5),
+        "domain": np.array([[0, 0], [0, 1], [1, 1], [1, 1]]),
+        "seen": np.full((1, 4, 2), 10),
+        "correct": np.array([[[1, 5], [2, 6], [3, 7], [4, 8]]]),
+    }
+    run = Run(Path(), {}, {}, {}, [], timeline)
+    assert positions(run, "post") == pytest.approx([100 * (1 + 2 + 5) / 30, 100 * (3 + 4 + 6 + 7 + 8) / 50])
 
 
 def test_costs(bench: Path, written: Path) -> None:
