@@ -168,7 +168,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         ("strategy Unlike", r"Unlike\(RunConfig\) raised TypeError: .* takes 1 positional argument"),
         ("strategy Abstract", r"Abstract\(RunConfig\) raised TypeError: .*collaboration_matrix"),
         ("strategy Forgetful", r"Forgetful.*super\(\)\.__init__\(config\)"),
-        ("strategy Choosy", r"^choosy\.share = 2: allowed: 0 to 1$"),
+        ("strategy Choosy", r"Choosy': choosy\.share = 2: allowed: 0 to 1$"),
         ("strategy RaisingAdapter", r"RaisingAdapter.*no subclass of fedtta_flwr\.strategies\.base\."),
         (
             "strategy Misspelt",
