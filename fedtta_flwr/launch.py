@@ -129,12 +129,12 @@ def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | Non
     """
     root = app_root()
     RunConfig.from_flat(overrides)
-    for key in ("checkpoint", "data-dir"):
-        if (path := str(overrides.get(key) or "~")) and not (path.startswith("~") or Path(path).is_absolute()):
-            raise ConfigError(f"{key} = {path!r}: names a place on the server and on every device; allowed: absolute")
-    path = str(overrides.get("output-dir") or "~")
-    if not (path.startswith("~") or Path(path).is_absolute()):
-        raise ConfigError(f"output-dir = {path!r}: names a place on the server; allowed: absolute, or '~/...'")
+    everywhere = "the server and on every device; allowed: absolute"
+    places = {"checkpoint": everywhere, "data-dir": everywhere}
+    for key, place in (places | {"output-dir": "the server; allowed: absolute, or '~/...'"}).items():
+        path = str(overrides.get(key) or "~")
+        if not (path.startswith("~") or Path(path).is_absolute()):
+            raise ConfigError(f"{key} = {path!r}: names a place on {place}")
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
         run_id = start_run(connect(Path(home), control, ca), root, overrides)
     print(f"run {run_id}", flush=True)
