@@ -46,15 +46,6 @@ def normalise_with(h: Tensor, mean: Tensor, variance: Tensor, layer: BatchNorm) 
     return out
 
 
-def by_batch(_: str, layer: BatchNorm, h: Tensor) -> Tensor:
-    """Return what a layer in train mode that tracks nothing makes of h; on CPUs faster than torch's own kernel."""
-    if not layer.training or h.device.type != "cpu" or h.dim() == 2 or h.dtype not in (torch.float32, torch.float64):
-        plain: Tensor = type(layer).forward(layer, h)
-        return plain
-    out: Tensor = _BatchNormalisation.apply(h, layer.weight, layer.bias, layer.eps)
-    return out
-
-
 def sample_moments(h: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and biased variance of each sample's channels, [B, C] each, over the pixels of h [B, C, ...]."""
     h = widened(h)
@@ -92,17 +83,6 @@ def require_batch_norms(model: nn.Module, adapter: str) -> dict[str, BatchNorm]:
     return found
 
 
-def _moments(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance [B, C] over the pixels of a contiguous h [B, C, ...], in one pass.
-
-    Every channel of every sample is one group of a group normalisation without epsilon, of which only the moments are
-    used: on CPUs many times as fast as torch.var_mean.
-    """
-    samples, channels = h.shape[:2]
-    _, mean, r = torch.native_group_norm(h, None, None, samples, channels, h[0, 0].numel(), channels, 0.0)
-    return mean, r.pow(-2)  # where all pixels are equal, r is infinite
-
-
 class _Normalisation(torch.autograd.Function):
     """Batch normalisation by torch's own kernels, with the gradients for the moments that these leave out."""
 
@@ -128,45 +108,23 @@ class _Normalisation(torch.autograd.Function):
         return for_h, -weight * r * for_bias, -weight * r.square() / 2 * for_weight, for_weight, for_bias, None
 
 
-class _BatchNormalisation(torch.autograd.Function):
-    """Batch normalisation with the moments of the batch: torch's, but for how the CPU takes the moments."""
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        sample_mean, within = _moments(h.contiguous())
-        mean, variance = pooled(sample_mean, within)
-        ctx.save_for_backward(h, weight, mean, (variance + eps).rsqrt())
-        ctx.eps = eps
-        return F.batch_norm(h, mean, variance, weight, bias, False, 0.0, eps)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        h, weight, mean, r = ctx.saved_tensors
-        needed = list(ctx.needs_input_grad[:3])
-        return *torch.ops.aten.native_batch_norm_backward(
-            g, h, weight, None, None, mean, r, True, ctx.eps, needed
-        ), None
-
-
 class _SampleMoments(torch.autograd.Function):
-    """Mean and variance over pixels, by kernels that go over the memory once.
+    """Mean and biased variance over the pixels, in two passes.
 
-    In the backward pass every channel of every sample is one channel of a batch normalisation.
+    On CPUs many times as fast as torch.var_mean, and with one tensor for the backward pass instead of autograd's two.
     """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = h.contiguous()
-        mean, variance = _moments(h)
+        pixels = list(range(2, h.dim()))
+        mean = h.mean(dim=pixels, keepdim=True)
         ctx.save_for_backward(h, mean)
-        return mean, variance
+        return mean.flatten(1), (h - mean).square_().mean(dim=pixels)
 
     @staticmethod
     def backward(ctx: Any, for_mean: Tensor, for_variance: Tensor) -> Tensor:
         h, mean = ctx.saved_tensors
-        rows = h.view(1, mean.numel(), -1)
-        slope = 2 / rows.shape[2] * for_variance
-        offset = for_mean / rows.shape[2] - slope * mean
-        nothing, one = torch.zeros_like(mean).flatten(), torch.ones_like(mean).flatten()
-        gradient = F.batch_norm(rows, nothing, one, slope.flatten(), offset.flatten(), False, 0.0, 0.0)
-        return gradient.view_as(h)
+        slope = (2 * mean.numel() / h.numel()) * for_variance.view_as(mean)
+        offset = (mean.numel() / h.numel()) * for_mean.view_as(mean) - slope * mean
+        gradient: Tensor = (h * slope).add_(offset)
+        return gradient

@@ -1,13 +1,12 @@
 """What adapters do with normalisation layers: run them on batch statistics, find their affine parameters."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms
-from fedtta_flwr.adaptation.layers import by_batch, normalised_by
 from fedtta_flwr.errors import ConfigError
 
 #: layers whose affine parameters Tent, EATA and SAR adapt
@@ -42,19 +41,18 @@ def batch_statistics(model: nn.Module, *, track: bool = False, momentum: float |
     def choose(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         norm.training = inputs[0].numel() > inputs[0].shape[1]
 
-    with nullcontext() if track else normalised_by(model, by_batch):
-        hooks = [norm.register_forward_pre_hook(choose) for norm in norms]
-        for norm in norms:
-            norm.track_running_stats = track  # if False, a layer in train mode reads and writes no buffer
-            norm.momentum = norm.momentum if momentum is None else momentum
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for norm, before in zip(norms, own, strict=True):
-                norm.track_running_stats, norm.momentum = True, before
-                norm.eval()
+    hooks = [norm.register_forward_pre_hook(choose) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = track  # if False, a layer in train mode reads and writes no buffer
+        norm.momentum = norm.momentum if momentum is None else momentum
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, before in zip(norms, own, strict=True):
+            norm.track_running_stats, norm.momentum = True, before
+            norm.eval()
 
 
 def affine_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:

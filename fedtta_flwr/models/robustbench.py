@@ -57,7 +57,7 @@ class ZooClassifier(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         """Map normalised images [B, 3, 32, 32] to features [B, D]."""
-        features: Tensor = self.model(x)
+        features: Tensor = self.model(x.contiguous())  # some of the zoo's networks take views, which go by layout
         return features
 
 
