@@ -72,7 +72,7 @@ def _run(
 ) -> None:
     """Run of a benchmark what is wanted and has not finished, and say what became of it."""
     from fedtta_flwr.bench.progress import Lines, Live
-    from fedtta_flwr.bench.runner import open_bench, run_cells
+    from fedtta_flwr.bench.runner import check_some, open_bench, run_cells
     from fedtta_flwr.data.parallel import cores
 
     left, stale = open_bench(folder.absolute(), parsed, table, everything, overrides, quick=quick)
@@ -83,6 +83,7 @@ def _run(
     typer.echo(f"{parsed.title}: {len(left)} runs, {workers} at a time, {done} finished before -> {folder}")
     if stale:
         typer.echo(f"warning: {len(stale)} finished runs were made by other code than this, e.g. {stale[0]}")
+    check_some(left)
     try:
         if sys.stdout.isatty():
             with Live(len(left), workers) as live:

@@ -169,8 +169,8 @@ def join(
     )
     join_server(
         parse_address("SERVER", server, FLEET_PORT),
-        ca=None if ca is None else expanded("--ca", ca).absolute(),
-        key=None if key is None else expanded("--key", key).absolute(),
+        ca=_given("--ca", ca),
+        key=_given("--key", key),
         node_config=settings,
         home=home,
         runtime_port=runtime_port,
@@ -192,10 +192,10 @@ def doctor(
 
     findings = examine(
         server=parse_address("--server", server, FLEET_PORT) if server else None,
-        ca=ca,
-        key=key,
-        data_dir=data_dir,
-        checkpoint=None if checkpoint is None else expanded("--checkpoint", checkpoint),
+        ca=_given("--ca", ca),
+        key=_given("--key", key),
+        data_dir=_given("--data-dir", data_dir),
+        checkpoint=_given("--checkpoint", checkpoint),
         state=expanded("--state-dir", state_dir_ or state_dir("device")),
         device=device,
     )
@@ -211,7 +211,7 @@ def control_address(control: str, ca: Path | None, insecure: bool) -> tuple[str,
     """Return where the Control API is, and the certificate to check it against."""
     if insecure == (ca is not None):
         raise ConfigError("--ca FILE is needed (ca.crt of the federation), or --insecure for a server without TLS")
-    return str(parse_address("--control", control, CONTROL_PORT)), None if ca is None else expanded("--ca", ca)
+    return str(parse_address("--control", control, CONTROL_PORT)), _given("--ca", ca)
 
 
 def _certificates(folder: Path | None, insecure: bool) -> Path | None:
@@ -227,6 +227,10 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
         if not os.access(folder / name, os.R_OK):
             raise ConfigError(f"--certificates {folder}: {name} is absent or cannot be read; docker/keys.sh makes it")
     return folder
+
+
+def _given(option: str, path: Path | None) -> Path | None:
+    return None if path is None else expanded(option, path).absolute()
 
 
 def _home(given: Path | None, name: str) -> Path:

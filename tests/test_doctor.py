@@ -102,7 +102,8 @@ def test_the_status_says_whether_all_is_well(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str, status: int
 ) -> None:
     (tmp_path / "here").mkdir()
-    arguments = ["doctor", "--data-dir", str(tmp_path / folder), "--state-dir", str(tmp_path)]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = ["doctor", "--data-dir", f"~/{folder}", "--state-dir", "~"]  # after "=" no shell fills in ~
     monkeypatch.setattr("sys.argv", ["fedtta", *arguments])
     with pytest.raises(SystemExit) as exit_:
         cli.main()

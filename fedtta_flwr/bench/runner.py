@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
-from fedtta_flwr.config import Scalar, differing_key
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.config import RunConfig, Scalar, differing_key
+from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
@@ -30,6 +30,8 @@ FILE = "bench.json"
 POLL = 0.5  # seconds between two looks at the running cells
 STOP_SECONDS = 20.0
 STATES = "states"  # in a run directory: what the clients keep at home
+#: keys that say what a run needs before it can begin
+NEEDS = ("task", "dataset", "data-dir", "stream", "model", "checkpoint", "adapter", "head")
 EVERY = 25  # rounds between two checkpoints, where the run config names no other number
 
 
@@ -151,6 +153,30 @@ def open_bench(
         },
     )
     return left, stale
+
+
+def check_some(cells: Sequence[Cell]) -> None:
+    """Find out whether there is a cell whose data, source model and adapter can be used.
+
+    Raises
+    ------
+    ConfigError
+        If there is none: all would fail, one after the other. It says what is wrong with the first.
+    """
+    from fedtta_flwr.server import check_inputs  # on use: it brings torch
+
+    faults: dict[tuple[Scalar, ...], FedTTAError] = {}
+    for cell in cells:
+        if (needs := tuple(cell.config[key] for key in NEEDS)) in faults:
+            continue
+        try:
+            check_inputs(RunConfig.from_flat(cell.config))
+        except FedTTAError as error:
+            faults[needs] = error
+        else:
+            return
+    if faults:
+        raise ConfigError(f"no run can begin: {next(iter(faults.values()))}")
 
 
 def run_cells(folder: Path, cells: Sequence[Cell], workers: int, watcher: Watcher) -> dict[str, str]:

@@ -85,6 +85,14 @@ def test_one_fails_and_the_rest_goes_on(made: tuple[Path, Path, subprocess.Compl
     assert not {CHECKPOINT, "states"} & {path.name for path in cell_folder(folder, "FedAvg.seed0").iterdir()}
 
 
+def test_nothing_starts_where_no_run_could_begin(tmp_path: Path) -> None:
+    done = bench(written_spec(tmp_path, checkpoint="/nowhere.safetensors"), "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no run can begin: /nowhere.safetensors: ")
+    assert "FAILED" not in done.stdout
+    assert not (tmp_path / "out" / "cells").exists()
+
+
 def test_it_keeps_what_is_finished(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     spec, folder, _ = made
     before = {p: p.stat().st_mtime_ns for p in cell_folder(folder, "FedAvg.seed0").iterdir()}
