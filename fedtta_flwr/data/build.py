@@ -16,7 +16,7 @@ from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import resolve
+from fedtta_flwr.registry import call, resolve
 
 LIVE = "live"
 
@@ -165,9 +165,8 @@ def open_benchmark(config: RunConfig) -> Benchmark:
 
 
 def _own_stream(config: RunConfig, client: str) -> ClientStream:
-    function = resolve("stream", config.stream, {})
+    stream: ClientStream = call("stream", config.stream, resolve("stream", config.stream, {}), config, client)
     try:
-        stream: ClientStream = function(config, client)
         length, domains = len(stream), len(stream.domains)
     except Exception as error:  # it is the user's code: whatever it raises is theirs to read, in one line
         raise ConfigError(f"stream = {config.stream!r}: {in_words(error)}") from error
