@@ -1,10 +1,13 @@
-"""torch's optimisers with moments that have a fixed name, shape and dtype before the first step."""
+"""torch's update rules with moments that have a fixed name, shape and dtype before the first step."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from fedtta_flwr.errors import ConfigError
 
@@ -19,7 +22,7 @@ class Optimizer:
 
     Parameters
     ----------
-    parameters : sequence of nn.Parameter
+    parameters : sequence of Tensor
         The model's own, all of one dtype and device; they are changed in place and must not be replaced.
     rule : {"adam", "sgd"}
         Adam with torch's epsilon of 1e-8, or SGD.
@@ -36,7 +39,7 @@ class Optimizer:
 
     Attributes
     ----------
-    parameters : list of nn.Parameter
+    parameters : list of Tensor
         What is optimised.
     added : callable or None
         Returns a scalar that is added to every loss (`fedtta_flwr.adaptation.objectives`).
@@ -57,7 +60,7 @@ class Optimizer:
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         rule: Rule,
         *,
         learning_rate: float,
@@ -74,34 +77,42 @@ class Optimizer:
         if len(dtypes) != 1:
             found = ", ".join(sorted(map(str, dtypes))) or "no parameter"
             raise ConfigError(f"optimizer: parameters of one dtype are needed, found {found}")
-        self.rule: torch.optim.Optimizer
-        self.state: dict[str, Tensor]
+        self.state: dict[str, Tensor] = {}
+        # torch's functions, not its classes: to make one of those imports torch._dynamo, more than a second of CPU in
+        # a process that Flower starts anew for every visit of a device.
+        self._rule: Callable[[list[Tensor], list[Tensor]], None]
         if rule == "adam":
-            self.rule = torch.optim.Adam(
-                self.parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, foreach=True
-            )
-            self.state = {
-                "step": torch.zeros(len(self.parameters)),  # on the CPU and float32, as torch wants it
-                "exp_avg": self._flat(),
-                "exp_avg_sq": self._flat(),
-            }
-        else:
-            self.rule = torch.optim.SGD(
-                self.parameters,
-                lr=learning_rate,
-                momentum=momentum,
-                nesterov=nesterov,
-                weight_decay=weight_decay,
+            steps = self.state["optimizer.step"] = torch.zeros(len(self.parameters))  # as torch wants it, on the CPU
+            self._rule = partial(
+                adam,
+                exp_avgs=self._moment("exp_avg"),
+                exp_avg_sqs=self._moment("exp_avg_sq"),
+                max_exp_avg_sqs=[],
+                state_steps=list(steps.unbind()),
                 foreach=True,
+                amsgrad=False,
+                beta1=betas[0],
+                beta2=betas[1],
+                lr=learning_rate,
+                weight_decay=weight_decay,
+                eps=1e-8,
+                maximize=False,
             )
-            # A buffer of zeros is where torch's first step would leave one: 0 * momentum + gradient.
-            self.state = {"momentum_buffer": self._flat()} if momentum else {}
-        sizes = [p.numel() for p in self.parameters]
-        for name, flat in self.state.items():
-            views = flat.unbind() if name == "step" else torch.split(flat, sizes)
-            for p, view in zip(self.parameters, views, strict=True):
-                self.rule.state[p][name] = view if name == "step" else view.view(p.shape)
-        self.state = {f"optimizer.{name}": flat for name, flat in self.state.items()}
+        else:
+            buffers: list[Tensor | None] = [None] * len(self.parameters)
+            if momentum:  # a buffer of zeros is where torch's first step would leave one: 0 * momentum + gradient
+                buffers = [*self._moment("momentum_buffer")]
+            self._rule = partial(
+                sgd,
+                momentum_buffer_list=buffers,
+                foreach=True,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                lr=learning_rate,
+                dampening=0.0,
+                nesterov=nesterov,
+                maximize=False,
+            )
 
     def minimize(self, loss: Tensor) -> None:
         """Take one step down the gradient of a scalar loss."""
@@ -115,15 +126,16 @@ class Optimizer:
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Take one step with given gradients, in the order of `parameters`."""
-        for p, gradient in zip(self.parameters, gradients, strict=True):
-            p.grad = gradient
-        self.rule.step()
-        self.rule.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            self._rule(self.parameters, list(gradients))
 
     def forget(self) -> None:
         """Set all moments to zero, as before the first step."""
         if self.state:
             torch._foreach_zero_(list(self.state.values()))
 
-    def _flat(self) -> Tensor:
-        return self.parameters[0].detach().new_zeros(sum(p.numel() for p in self.parameters))
+    def _moment(self, name: str) -> list[Tensor]:
+        """Make a flat buffer of zeros; return its views, one a parameter."""
+        sizes = [p.numel() for p in self.parameters]
+        flat = self.state[f"optimizer.{name}"] = self.parameters[0].detach().new_zeros(sum(sizes))
+        return [t.view(p.shape) for t, p in zip(torch.split(flat, sizes), self.parameters, strict=True)]

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.entropy import entropy
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.heads.base import Fitted, Predictor, Recipe
 from fedtta_flwr.options import FedTHEOptions, Options
 
@@ -93,18 +94,17 @@ class FedTHE(Predictor):
         distances = (psi.unsqueeze(1) - self._means).norm(dim=2)
         similarity = F.cosine_similarity(shared.softmax(1), own.softmax(1), dim=1)
         e = torch.ones(len(features), 2, dtype=features.dtype, device=features.device, requires_grad=True)
-        optimizer = torch.optim.Adam([e], lr=self.options.learning_rate)
+        optimizer = Optimizer([e], "adam", learning_rate=self.options.learning_rate)
         moving = torch.ones(len(e), 1, dtype=torch.bool, device=e.device)
         for _ in range(self.options.steps):
             with torch.enable_grad():
                 loss = objective(e, shared, own, distances, similarity).sum()
                 (gradient,) = torch.autograd.grad(loss, [e])
-            e.grad = gradient
             moving &= gradient.norm(dim=1, keepdim=True) >= FLAT
             if not moving.any():
                 break
             before = e.detach().clone()
-            optimizer.step()
+            optimizer.apply([gradient])
             e.copy_(torch.where(moving, e, before))  # Adam's momentum would carry on without a gradient
         return e.softmax(1)[:, 0]
 

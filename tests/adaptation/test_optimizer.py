@@ -1,5 +1,8 @@
 """The moments of torch's optimisers, made before the first step: same steps, fixed form, undone and restored."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +76,18 @@ def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero() -> None
     before = p[1].detach().clone()
     optimizer.minimize(p[0].sum())
     assert torch.equal(p[1], before)
+
+
+def test_a_device_that_adapts_does_not_import_torchs_compiler() -> None:
+    made = "p = torch.nn.Parameter(torch.ones(2)); o = Optimizer([p], rule, learning_rate=1.0); o.minimize(p.sum())"
+    code = f"""
+import sys, torch
+from fedtta_flwr.adaptation.optimizer import Optimizer
+for rule in ("adam", "sgd"):
+    {made}
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_no_parameter_or_several_dtypes_are_refused() -> None:
