@@ -21,7 +21,7 @@ from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
-from fedtta_flwr.records import DESCRIPTOR, INFO, STATE, arrays_of, error_of, payload_bytes, to_arrays
+from fedtta_flwr.records import DESCRIPTOR, INFO, STATE, arrays_of, error_of, from_arrays, payload_bytes, to_arrays
 from fedtta_flwr.records import SCORES as COUNTS
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.strategies.fedctta import FedCTTA
@@ -296,10 +296,10 @@ def test_no_descriptor_leaves_where_none_is_asked_for(run_local: Run, strategy: 
 def test_bytes_are_those_of_the_messages(base: Any) -> None:
     for key, messages in (("up", base.replies), ("down", base.sent)):
         counted = sum(
-            array.numpy().nbytes
+            t.nbytes
             for message in messages
             for record in message.content.array_records.values()
-            for array in record.values()
+            for t in from_arrays(record).values()
         )
         assert base.summary["bytes"][key] * 4 * 4 == pytest.approx(counted)
         assert counted == sum(payload_bytes(message) for message in messages) > 0

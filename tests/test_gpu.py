@@ -8,7 +8,7 @@ import torch
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.records import to_arrays
+from fedtta_flwr.records import from_arrays, to_arrays
 from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.workbench import Workbench, choose_device
 
@@ -62,7 +62,7 @@ def test_descriptors_are_those_of_the_cpu(
         described = bench.describe("noise-logits", {"samples": 16}, x.to(bench.device))
         assert described is not None
         assert described.device.type == bench.device.type
-        found.append(torch.from_numpy(to_arrays({"": described})[""].numpy()))
+        found.append(from_arrays(to_arrays({"": described}))[""])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 

@@ -74,7 +74,7 @@ def read_replies(
         try:
             if (error := error_of(reply)) is None:
                 error = _enter(round_, reply, asked, limits, updates, intervals)
-        except Exception as malformed:  # NumPy's reader alone raises a dozen kinds
+        except Exception as malformed:  # of what another machine says nothing can be relied on
             error = printable(f"malformed reply: {type(malformed).__name__}: {malformed}")
         if error is not None:
             round_.missing |= dict.fromkeys(asked, error)

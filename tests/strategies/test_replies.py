@@ -1,5 +1,6 @@
 """Reading replies: what two nodes send becomes updates, counts and totals by client name."""
 
+import json
 from collections.abc import Callable
 from math import inf, nan
 from typing import Any
@@ -11,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtta_flwr.local_grid import LocalGrid
-from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, to_arrays
+from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, from_arrays, to_arrays
 from fedtta_flwr.strategies.exchange import send_and_receive
 from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.rounds import Counts, Round
@@ -150,10 +151,10 @@ def test_totals_of_a_round() -> None:
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
     expected = sum(
-        array.numpy().nbytes
+        t.nbytes
         for reply in replies
         for record in reply.content.array_records.values()
-        for array in record.values()
+        for t in from_arrays(record).values()
     )
     assert round_.bytes_up == expected > 0
 
@@ -285,9 +286,15 @@ def headed(head: bytes) -> Callable[[bytes], bytes]:
     return lambda data: head + data[len(head) :]
 
 
-def of_shape(shape: bytes) -> Callable[[bytes], bytes]:
-    """Let the data of an array say that they have another shape."""
-    return lambda data: data[: (at := data.index(b"(1, "))] + (shape + b", }").ljust(127 - at) + data[127:]
+def saying(**other: Any) -> Callable[[bytes], bytes]:
+    """Let the data of an array say something else of each tensor."""
+
+    def change(data: bytes) -> bytes:
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.dumps({name: about | other for name, about in json.loads(data[8:end]).items()}).encode()
+        return len(header).to_bytes(8, "little") + header + data[end:]
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -296,14 +303,18 @@ def of_shape(shape: bytes) -> Callable[[bytes], bytes]:
         {"data": lambda data: b""},
         {"data": lambda data: data[:-1]},
         {"data": headed(b"PK\x03\x04")},
-        {"data": headed(b"\x93NUMPY\x01\x00v\x00{{{")},
-        {"data": of_shape(b"(9**9,)")},
-        {"data": of_shape(b"(10000000000000,)")},
-        {"data": of_shape(b"(1, 0)")},
+        {"data": headed(b"\xff" * 8)},
+        {"data": lambda data: data + b"x"},
+        {"data": saying(shape=[9**9])},
+        {"data": saying(shape=[10**13], data_offsets=[0, 4 * 10**13])},
+        {"data": saying(shape=[1, 0])},
+        {"data": saying(dtype="BOGUS")},
+        {"data": saying(dtype="C64")},
         {"dtype": lambda dtype: "bogus"},
         {"dtype": lambda dtype: "float64"},
         {"shape": lambda shape: [10**13]},
         {"stype": lambda stype: "pickle"},
+        {"stype": lambda stype: "numpy.ndarray"},
     ],
 )
 @pytest.mark.parametrize("record", [STATE, DESCRIPTOR, SCORES])
