@@ -89,7 +89,9 @@ def measure(adapter: str, rounds: int, output: Path, where: list[str], relays: l
     log = output.with_suffix(".log")
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
-    marks = []  # a round's line is written when the next round's replies are there: from line to line is one round
+    # A round's line is written when the next round's replies are there, the last one's after the closing exchange, in
+    # which little is sent: up to the line before, from line to line is one round.
+    marks = []
     for number in range(1, rounds + 1):
         until(lambda: len(lines(output / "rounds.jsonl")) >= number or process.poll() is not None)  # noqa: B023
         marks.append(counted(relays))
@@ -99,7 +101,7 @@ def measure(adapter: str, rounds: int, output: Path, where: list[str], relays: l
     total = statistics.median(s["total"] for s in seconds)
     client = statistics.median(s["client"] for s in seconds) / len(NAMES)
     tensors = json.loads((output / "summary.json").read_text())["bytes"]
-    up, down = ((marks[-1][i] - marks[0][i]) / (rounds - 1) / len(NAMES) for i in (0, 1))
+    up, down = ((marks[-2][i] - marks[0][i]) / (rounds - 2) / len(NAMES) for i in (0, 1))
     print(
         f"{adapter:<10} {total:6.1f} s a round, {client:5.1f} s of it in the app; bytes per client and round: tensors "
         f"{tensors['up']:>9,.0f} up {tensors['down']:>9,.0f} down, on the wire {up:>9,.0f} up {down:>9,.0f} down",
@@ -116,7 +118,7 @@ def import_seconds(module: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapters", default="bn-stats,tent,entropy")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6, help="3 or more")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for module in ("flwr.supernode.cli.flwr_clientapp", "torch", "client_app"):
