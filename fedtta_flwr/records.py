@@ -76,8 +76,8 @@ OTHERS = ("templates", "app")  # folders of the package: what no run uses, and w
 def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Return a record of copies of the tensors: one array, a file of safetensors, or none if there is no tensor.
 
-    Flower sends every array by itself, two at a time: with an array a tensor a round of deployed devices takes 30 s in
-    place of 11 where all parameters of a ResNet-8 travel (benchmarks/deployment.py).
+    Flower sends every array by itself, two at a time: with an array a tensor, where all parameters of a ResNet-8
+    travel, a round of deployed devices takes nearly three times as long (benchmarks/deployment.py).
 
     Raises
     ------
