@@ -28,8 +28,8 @@ from fedtta_flwr.records import (
     code_fingerprint,
     error_reply,
     from_arrays,
-    stack,
     to_arrays,
+    to_stacked_arrays,
     unstack,
 )
 from fedtta_flwr.usage import peak_cuda, peak_memory
@@ -173,7 +173,7 @@ def _visit_all(
         histograms = [nothing if v.histogram is None else v.histogram for v in visited]
         reply[HEADS] = to_arrays({WEIGHTS: torch.stack(histograms)})
     if updated:
-        reply[STATE] = to_arrays(stack([visited[i].state for i in updated]))
+        reply[STATE] = to_stacked_arrays([visited[i].state for i in updated])
         described = [visited[i].descriptor for i in updated]
         if all(d is not None for d in described):
             reply[DESCRIPTOR] = to_arrays({DESCRIPTOR: torch.stack(described)})  # type: ignore[arg-type]

@@ -111,13 +111,8 @@ def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
     return {name: tensors[name] for name in header if name in tensors}
 
 
-def stack(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack C equal states into one with a leading client axis."""
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
-
-
 def to_stacked_arrays(states: Sequence[Mapping[str, Tensor]]) -> ArrayRecord:
-    """Return the record of `stack`, for which nothing is stacked in memory, of C equal states."""
+    """Return a record of C equal states with a leading client axis; nothing is stacked in memory beside it."""
     return _packed({name: [state[name] for state in states] for name in states[0]}, (len(states),))
 
 

@@ -21,7 +21,6 @@ from fedtta_flwr.records import (
     error_reply,
     from_arrays,
     payload_bytes,
-    stack,
     to_arrays,
     to_stacked_arrays,
     unstack,
@@ -41,6 +40,11 @@ TENSORS: dict[str, Tensor] = {
     "empty": torch.zeros(0, 3),
     "parameter": torch.ones(2, requires_grad=True),
 }
+
+
+def stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack equal states into one with a leading client axis."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 @pytest.fixture
