@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms, statistics
-from fedtta_flwr.adaptation.layers import widened
+from fedtta_flwr.adaptation.layers import mean_and_variance, widened
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import BNStatsOptions, Options
 
@@ -93,13 +93,9 @@ class BNStats(Adapter):
 
 
 def moments(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean [C] and biased variance [C] of h (N, C, ...), in two passes.
-
-    On the CPU several times faster than ``torch.var_mean``, which goes over strided channels element by element.
-    """
-    axes = [0, *range(2, h.dim())]
-    mean = h.mean(dim=axes, keepdim=True)
-    return mean.flatten(), (h - mean).square_().mean(dim=axes)
+    """Return mean [C] and biased variance [C] of h (N, C, ...)."""
+    mean, variance = mean_and_variance(h, [0, *range(2, h.dim())])
+    return mean.flatten(), variance
 
 
 def _take_over(

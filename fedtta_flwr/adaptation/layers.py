@@ -55,6 +55,15 @@ def sample_moments(h: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+def mean_and_variance(h: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the mean over some axes, which stay with length 1, and the biased variance, without them; in two passes.
+
+    On CPUs many times as fast as ``torch.var_mean``, which goes over strided channels element by element.
+    """
+    mean = h.mean(dim=axes, keepdim=True)
+    return mean, (h - mean).square_().mean(dim=axes)
+
+
 def pooled(sample_mean: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
     """Return the batch's mean and biased variance [C] from those of its samples, [B, C] each."""
     between, mean = torch.var_mean(sample_mean, dim=0, correction=0)
@@ -109,17 +118,13 @@ class _Normalisation(torch.autograd.Function):
 
 
 class _SampleMoments(torch.autograd.Function):
-    """Mean and biased variance over the pixels, in two passes.
-
-    On CPUs many times as fast as torch.var_mean, and with one tensor for the backward pass instead of autograd's two.
-    """
+    """Mean and biased variance over the pixels, with one tensor for the backward pass instead of autograd's two."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = list(range(2, h.dim()))
-        mean = h.mean(dim=pixels, keepdim=True)
+        mean, variance = mean_and_variance(h, list(range(2, h.dim())))
         ctx.save_for_backward(h, mean)
-        return mean.flatten(1), (h - mean).square_().mean(dim=pixels)
+        return mean.flatten(1), variance
 
     @staticmethod
     def backward(ctx: Any, for_mean: Tensor, for_variance: Tensor) -> Tensor:
