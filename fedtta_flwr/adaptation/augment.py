@@ -4,8 +4,9 @@ Every random number comes from the generator that is given: parameters are drawn
 generator gives the same views on every device. Nothing here loops over samples.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import pi
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,17 +26,18 @@ class Strength:
     rotation : float
         Degrees, uniform in [-s, s].
     translation : float
-        Share of the image's height and width, uniform in [-s, s].
+        Share of the image's height and width, uniform in [-s, s]. The published codes have 1/16, of an image that is
+        padded to twice its side first.
     scale : float
         Uniform in [1 - s, 1 + s].
-    shear : float
-        Degrees along the width, uniform in [-s, s].
     blur : float
         Standard deviation in pixels of a Gaussian kernel of 5 pixels, uniform in (0, s].
     flip : float
         Probability of a horizontal flip.
     noise : float
         Standard deviation of additive Gaussian noise.
+    outside : str
+        What comes in from outside the image: ``border``, its border repeated, or ``reflection``.
     """
 
     brightness: float = 0.4
@@ -44,27 +46,26 @@ class Strength:
     hue: float = 0.06
     gamma: float = 0.3
     rotation: float = 15.0
-    translation: float = 1 / 16
+    translation: float = 1 / 8
     scale: float = 0.1
-    shear: float = 0.0
     blur: float = 0.5
     flip: float = 0.5
     noise: float = 0.005
+    outside: Literal["border", "reflection"] = "border"
 
 
 STRONG = Strength()
 #: ROID's: neither blur nor noise
-SHARP = replace(STRONG, blur=0.0, noise=0.0)
-NONE = Strength(**dict.fromkeys([field.name for field in fields(Strength)], 0.0))
+SHARP = replace(STRONG, blur=0.0, noise=0.0, outside="reflection")
 
 
 def strong(x: Tensor, generator: torch.Generator, strength: Strength = STRONG) -> Tensor:
     """Return one strongly augmented view of every image.
 
-    In this order: clamp, colour jitter (brightness, contrast, saturation, hue, gamma), affine map (pixels from
-    outside the image repeat its border), Gaussian blur, horizontal flip, Gaussian noise, clamp. The published code
-    draws one set of parameters a batch and shuffles the order of the jitters; here every sample has parameters of its
-    own and the order is fixed. A part of strength 0 is left out, so that strength `NONE` is the identity.
+    In this order: clamp, colour jitter (brightness, contrast, saturation, hue, gamma), affine map, Gaussian blur,
+    horizontal flip, Gaussian noise, clamp. The published code draws one set of parameters a batch and shuffles the
+    order of the jitters; here every sample has parameters of its own and the order is fixed. A part of strength 0 is
+    left out.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 def _affine(x: Tensor, generator: torch.Generator, strength: Strength) -> Tensor:
     s = strength
-    if not (s.rotation or s.translation or s.scale or s.shear):
+    if not (s.rotation or s.translation or s.scale):
         return x
 
     def draw(middle: float, extent: float) -> Tensor:
@@ -164,9 +165,9 @@ def _affine(x: Tensor, generator: torch.Generator, strength: Strength) -> Tensor
         x,
         angle=draw(0, s.rotation * pi / 180),
         scale=draw(1, s.scale),
-        shear=draw(0, s.shear * pi / 180).tan(),
         right=draw(0, 2 * s.translation),
         down=draw(0, 2 * s.translation),
+        outside=s.outside,
     )
 
 
@@ -176,11 +177,12 @@ def warp(
     angle: Tensor,
     right: Tensor,
     down: Tensor,
-    shear: Tensor,
+    shear: Tensor | float = 0.0,
     shear_down: Tensor | float = 0.0,
     scale: Tensor | float = 1.0,
+    outside: str = "border",
 ) -> Tensor:
-    """Map every image [B, C, H, W] affinely about its middle, bilinearly; its border repeats outside.
+    """Map every image [B, C, H, W] affinely about its middle, bilinearly.
 
     Parameters
     ----------
@@ -192,13 +194,15 @@ def warp(
         [B]: tangents of the shear along the width and along the height.
     right, down : Tensor
         [B]: shift in halves of the width and of the height.
+    outside : str
+        As of `Strength`.
     """
     aspect = x.shape[-2] / x.shape[-1]  # rotation and shear are of pixels, the grid's units halves of the sides
     cos, sin = angle.cos() / scale, angle.sin() / scale
     across = torch.stack([cos, (sin + shear) * aspect, -right], dim=1)
     along = torch.stack([(shear_down - sin) / aspect, cos, -down], dim=1)
     grid = F.affine_grid(torch.stack([across, along], dim=1), list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
 
 def _blur(x: Tensor, sigma: Tensor, reach: int = 2) -> Tensor:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtta_flwr.adaptation.augment import NONE, SHARP, STRONG, crop_and_flip, strong, warp
+from fedtta_flwr.adaptation.augment import SHARP, STRONG, crop_and_flip, strong, warp
 from fedtta_flwr.adaptation.augmix import _autocontrast, _equalize, _posterize, _solarize, augmix
 
-PARTS = [field.name for field in fields(STRONG)]
+PARTS = [field.name for field in fields(STRONG) if field.name != "outside"]
+NONE = replace(STRONG, **dict.fromkeys(PARTS, 0.0))
 every_augmentation = pytest.mark.parametrize("augment", [strong, augmix, crop_and_flip])
 
 
@@ -71,8 +72,23 @@ def test_every_part_does_something_and_vanishes_with_its_strength(images, part: 
 
 def test_presets() -> None:
     assert (SHARP.blur, SHARP.noise) == (0.0, 0.0)
-    assert replace(SHARP, blur=0.5, noise=0.005) == STRONG
-    assert STRONG.translation == 1 / 16
+    assert replace(SHARP, blur=0.5, noise=0.005, outside="border") == STRONG
+
+
+def test_images_move_by_an_eighth_of_their_side_at_most() -> None:
+    """As in the published codes: a sixteenth of an image that is padded to twice its side."""
+    x = torch.zeros(400, 1, 32, 32)
+    x[:, :, 15:17, 15:17] = 1
+    y = strong(x, rng(), only("translation", STRONG.translation))
+    columns = (y.sum(dim=(1, 2)) * torch.arange(32)).sum(dim=1) / y.sum(dim=(1, 2, 3)) - 15.5
+    assert 3.8 < float(columns.abs().max()) <= 4 + 1e-4
+
+
+def test_what_comes_in_from_outside() -> None:
+    x = torch.arange(8.0).view(1, 1, 1, 8) / 8
+    shift = {"angle": torch.zeros(1), "right": torch.full((1,), 0.5), "down": torch.zeros(1)}
+    assert warp(x, **shift)[0, 0, 0].mul(8).tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert warp(x, **shift, outside="reflection")[0, 0, 0].mul(8).tolist() == [1, 0, 0, 1, 2, 3, 4, 5]
 
 
 def test_brightness_contrast_and_saturation_factors_are_in_their_range() -> None:
