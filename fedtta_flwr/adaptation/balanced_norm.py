@@ -55,11 +55,12 @@ def update(class_mean: Tensor, class_var: Tensor, h: Tensor, batch: ClassBatch, 
         d_k &= m_k \sum_{b: y_b = k} \mathrm{mean}_{HW}(h_b - \mu_k), \quad
         s_k = \sum_{b: y_b = k} \mathrm{mean}_{HW}((h_b - \mu_k)^2) \\
         \mu_k &\leftarrow \mu_k + (1 - \gamma) d_k + \gamma\,\mathrm{mean}_{j \in P} d_j \\
-        \sigma^2_k &\leftarrow \sigma^2_k + (1 - \gamma) (m_k (s_k - n_k \sigma^2_k) - d_k^2)
-            + \gamma\,(\mathrm{mean}_{j \in P}(m_j s_j - d_j^2) - \mathrm{mean}_{j \in P}(m_j n_j)\,\sigma^2_k)
+        \sigma^2_k &\leftarrow \sigma^2_k + (1 - \gamma) (m_k (s_k - n_k \sigma^2_k) - d_k^2) \\
+        \sigma^2_k &\leftarrow \sigma^2_k + \gamma\,(\mathrm{mean}_{j \in P}(m_j s_j - d_j^2)
+            - \mathrm{mean}_{j \in P}(m_j n_j)\,\sigma^2_k)
 
-    All terms are taken at the old statistics, so that a variance is a mean of two that are not negative; what rounding
-    leaves below 0, where a channel is constant over a class, is 0. Of a class that is absent, n, d and s are 0: it
+    d and s are taken at the old statistics. What rounding leaves below 0, where a channel is constant over a class, is
+    0. Of a class that is absent, n, d and s are 0: it
     moves with the class-agnostic part only. Gradients reach h.
     """
     sample_mean, within = sample_moments(h)
@@ -71,7 +72,7 @@ def update(class_mean: Tensor, class_var: Tensor, h: Tensor, batch: ClassBatch, 
     var = class_var + (1 - share) * (spread - weight * class_var)
     if share:
         mean = mean + share * d.sum(dim=0) / batch.present
-        var = var + share * (spread.sum(dim=0) / batch.present - weight.sum() / batch.present * class_var)
+        var = var + share * (spread.sum(dim=0) / batch.present - weight.sum() / batch.present * var)
     return mean, var.clamp_(min=0)
 
 
