@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, classifier, reshape_in_place, statistics
 from fedtta_flwr.adaptation.entropy import entropy
-from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, require_batch_norms, widened
+from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, pooled, require_batch_norms, sample_moments, widened
 from fedtta_flwr.adaptation.norms import affine_parameters, batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import NOTEOptions
@@ -154,12 +154,14 @@ class NOTE(Adapter):
             if lone:
                 return plain
         wide = widened(h)
+        own_mean, within = sample_moments(wide)
         if layer.training:
-            variance, mean = torch.var_mean(wide, dim=[0, *range(2, h.dim())], correction=1)
+            mean, variance = pooled(own_mean, within)
+            variance = variance * _unbiased(len(h) * pixels)
         else:
             mean, variance = layer.running_mean, layer.running_var  # type: ignore[assignment]
-        mean, variance = (_column(t, h.dim()) for t in (mean, variance))
-        own_variance, own_mean = torch.var_mean(wide, dim=list(range(2, h.dim())), correction=1, keepdim=True)
+        moments = mean, variance, own_mean, within * _unbiased(pixels)
+        mean, variance, own_mean, own_variance = (_column(t, h.dim()) for t in moments)
         # As in the published code, eps keeps the standard error of a constant channel above 0 (and its slope finite).
         k, spread = self.options.shrinkage, variance + layer.eps
         mean = mean + _shrink(own_mean - mean, k * (spread / pixels).sqrt())
@@ -174,8 +176,13 @@ class NOTE(Adapter):
 
 
 def _column(values: Tensor, dims: int) -> Tensor:
-    """Return values a channel, [C], in a shape that spreads over [B, C, ...]."""
-    return values.view(1, -1, *[1] * (dims - 2))
+    """Return values a channel, [C] or [B, C], in a shape that spreads over [B, C, ...]."""
+    return values.view(-1, values.shape[-1], *[1] * (dims - 2))
+
+
+def _unbiased(number: int) -> float:
+    """Return by what the biased variance of so many values is to be multiplied."""
+    return number / (number - 1)
 
 
 def _shrink(difference: Tensor, threshold: Tensor) -> Tensor:
