@@ -15,15 +15,21 @@ from fedtta_flwr.registry import ships
 
 
 def check_own(adapter: object, model: nn.Module, selected: Mapping[str, Tensor]) -> None:
-    """Find out whether the tensors that `select` names as the model's are the model's, not copies.
+    """Find out whether the tensors that `select` names can be mixed, and whether the model's are no copies.
 
     Others (a teacher's, say) have names that the model does not.
 
     Raises
     ------
     ConfigError
-        If one is a copy.
+        If one is a copy, or holds no floating-point numbers.
     """
+    for name, t in selected.items():
+        if not t.is_floating_point():
+            raise ConfigError(
+                f"{_named(adapter)}: select() names {name}, which is {dtype_and_shape(t)}; allowed: floating-point "
+                f"tensors, since they are mixed; declare others with keep(), which stay with their client"
+            )
     own = _tensors(model)
     for name in selected.keys() & own.keys():
         if _storage(selected[name]) != _storage(own[name]):

@@ -72,6 +72,11 @@ class Copies(Affine):
         return {name: p.clone() for name, p in super().select().items()}
 
 
+class Counts(Affine):
+    def select(self) -> State:
+        return super().select() | {"seen": torch.zeros(1, dtype=torch.int64)}
+
+
 HERE = rf"^adapter '{__name__}:"
 
 
@@ -103,6 +108,11 @@ def test_what_is_not_declared_may_not(kind: type[Adapter], words: str, tiny, ima
 def test_a_copy_is_no_tensor_of_the_models(tiny) -> None:
     with pytest.raises(ConfigError, match=HERE + r".*Copies': select\(\) returned a copy of bn\d\.\w+; return"):
         Copies(tiny(), NoOptions())
+
+
+def test_what_cannot_be_mixed_does_not_travel(tiny) -> None:
+    with pytest.raises(ConfigError, match=HERE + r".*Counts': select\(\) names seen, which is int64 \[1\]; .*keep\(\)"):
+        Counts(tiny(), NoOptions())
 
 
 @pytest.mark.parametrize(
