@@ -18,7 +18,7 @@ from fedtta_flwr.data.npy import map_array
 from fedtta_flwr.data.parallel import worker_pool
 from fedtta_flwr.data.zenodo import MANIFEST, SEVERITIES, read_manifest
 from fedtta_flwr.errors import ConfigError, DataError
-from fedtta_flwr.files import write_atomically, write_json
+from fedtta_flwr.files import locked, write_atomically, write_json
 
 CHUNK = 500  # images of one task: seconds of work at most, so that no worker waits long for the others at the end
 RECIPE = "CIFAR-10-C recipe, regenerated"
@@ -89,21 +89,21 @@ def rebuild(
         The folder cannot be written, holds files of other origin, or `corrupt` refuses.
     """
     wanted = sorted(set(severities))
-    manifest = _manifest(output, dataset, seed)
-    made: dict[str, list[int]] = manifest["corruptions"]
     shape = (SEVERITIES * len(images), *images.shape[1:])
-    missing = {}
-    for name in corruptions:
-        corrupt(images[:1], name, wanted[0], seed=seed, frost_dir=frost_dir)  # a bad name or no frost: before any work
-        there = made.get(name, []) if _usable(output / f"{name}.npy", shape, name in made) else []
-        if todo := [severity for severity in wanted if severity not in there]:
-            missing[name] = (there, todo)
-    total, done = sum(len(todo) for _, todo in missing.values()) * len(images), 0
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        _save(output / "labels.npy", np.tile(labels.astype(np.uint8), SEVERITIES))
-        clean = output / f".clean.{os.getpid()}.npy"
+    for name in corruptions:  # a bad name or no frost: before any work
+        corrupt(images[:1], name, wanted[0], seed=seed, frost_dir=frost_dir)
+    with locked(output, f"--output {output}", "rebuild"):
+        manifest = _manifest(output, dataset, seed)
+        made: dict[str, list[int]] = manifest["corruptions"]
+        missing = {}
+        for name in corruptions:
+            there = made.get(name, []) if _usable(output / f"{name}.npy", shape, name in made) else []
+            if todo := [severity for severity in wanted if severity not in there]:
+                missing[name] = (there, todo)
+        total, done = sum(len(todo) for _, todo in missing.values()) * len(images), 0
+        clean = output / ".clean.npy.part"
         try:
+            _save(output / "labels.npy", np.tile(labels.astype(np.uint8), SEVERITIES))
             if missing:
                 _save(clean, images)
             with worker_pool(_fill, workers) as run:
@@ -125,13 +125,13 @@ def rebuild(
                     part.replace(output / f"{name}.npy")
                     made[name] = sorted({*there, *todo})
                     write_json(output / MANIFEST, manifest)
+        except OSError as error:
+            raise DataError(
+                f"{output}: cannot be written ({error.strerror}); free some space (31 MB for each corruption and "
+                f"severity) or name another folder; what is finished is kept"
+            ) from error
         finally:
             clean.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{output}: cannot be written ({error.strerror}); free some space (31 MB for each corruption and severity) "
-            f"or name another folder; what is finished is kept"
-        ) from error
     return list(missing)
 
 

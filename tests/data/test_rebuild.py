@@ -124,5 +124,26 @@ def test_a_full_disk_is_one_line_and_leaves_no_wrong_file(tmp_path: Path, monkey
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(ConfigError, match=r"^--output .*/o: cannot be made: Not a directory"):
         build(tmp_path / "file" / "o", ("contrast",))
+
+
+def test_two_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    def at_once(done: int, total: int) -> None:
+        with pytest.raises(ConfigError, match=r"^--output .*: another rebuild writes there"):
+            build(tmp_path / "o", ("contrast",), [1])
+
+    assert build(tmp_path / "o", ("contrast",), [5], progress=at_once) == ["contrast"]
+    assert not np.load(tmp_path / "o" / "contrast.npy")[:N].any()
+
+
+def test_what_a_kill_has_left_is_no_build_of_somebody_elses(tmp_path: Path) -> None:
+    def kill(done: int, total: int) -> None:
+        for path in tmp_path.iterdir():
+            (tmp_path.parent / "left").mkdir(exist_ok=True)
+            (tmp_path.parent / "left" / path.name).write_bytes(path.read_bytes())
+
+    build(tmp_path, ("contrast",), [5], progress=kill)
+    assert ".clean.npy.part" in files(tmp_path.parent / "left")
+    assert build(tmp_path.parent / "left", ("contrast",), [5]) == ["contrast"]
+    assert files(tmp_path.parent / "left").keys() == files(tmp_path).keys()
