@@ -32,7 +32,8 @@ from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.memory import Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.checkpoints import load
-from fedtta_flwr.models.own import build_own, try_extractor, try_own
+from fedtta_flwr.models.own import build_own
+from fedtta_flwr.models.trial import try_extractor, try_own
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
 from fedtta_flwr.plugins import is_own, plugin_code
@@ -245,8 +246,8 @@ def in_order(bench: HeadBench, client: str) -> Epoch:
 def check_heads(config: RunConfig) -> HeadBench:
     """Find out what is wrong with data, network and head while nobody has been asked anything yet.
 
-    A network of the user's own is asked for one image, whole and without its classifier. A head of the user's own
-    predicts one, for which it is otherwise asked when all training is over.
+    The network is asked for one image without its classifier, one of the user's own also as a whole. A head of the
+    user's own predicts one, for which it is otherwise asked when all training is over.
 
     Returns
     -------
@@ -257,11 +258,16 @@ def check_heads(config: RunConfig) -> HeadBench:
         bench = HeadBench(config)
         bench.data.check()
         names = config.client_names()
+        image = bench.data.training(names[0])[0][:1]
         if is_own(config.model):
-            image = bench.data.training(names[0])[0][:1]
             try_own(config.model, _begin(config, bench.classes), image, bench.classes)
-            width = bench.net.global_head.in_features
-            try_extractor(config.model, bench.net.extractor, image.to(bench.device), width)
+        try_extractor(config.model, bench.net.extractor, image.to(bench.device), bench.net.global_head.in_features)
+        height, width = image.shape[2:]
+        if bench.net.recipe.rotation and height != width:
+            raise ConfigError(
+                f"head = {config.head!r}: learns from rotated images, which must be square; found {height} x {width}: "
+                f"choose another head, or crop them"
+            )
         if config.head not in HEADS:
             try_out(config.head, bench.method, bench.options, bench.net, in_order(bench, names[0]), len(names))
     return bench

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtta_flwr.models.own import try_own
+from fedtta_flwr.models.trial import try_own
 from tests.conftest import ROOT, TINY
 
 #: the first line of a block of Python says which file it is

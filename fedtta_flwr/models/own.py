@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
+from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.models import MODELS
-from fedtta_flwr.models.base import last_linear
-from fedtta_flwr.models.checkpoints import dtype_and_shape, fill, read_tensors
+from fedtta_flwr.models.checkpoints import fill, read_tensors
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import call, resolve
 from fedtta_flwr.seeding import seeded
@@ -79,69 +78,3 @@ def _untied(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     shared = [group for group in names.values() if len(group) > 1]
     found = {name: tensors[kept] for group in shared for kept in group if kept in tensors for name in group}
     return found | tensors
-
-
-def try_own(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
-    """Let a network of the user's own classify an image before any client is asked.
-
-    Parameters
-    ----------
-    name : str
-        As in the run config.
-    model : nn.Module
-        In eval mode.
-    x : Tensor
-        One image of the run's form, [1, 3, H, W].
-    classes : int
-        K.
-
-    Raises
-    ------
-    ConfigError
-        If it raises, returns no finite logits [1, K], or these are not what its last linear layer returns: many
-        adapters and descriptors take that for the classifier.
-    """
-    found: list[object] = []
-    last = last_linear(model)
-    hook = last[1].register_forward_hook(lambda _, __, output: found.append(output)) if last else None
-    try:
-        logits = _output(name, "it", "logits", model, x, classes)
-    finally:
-        if hook is not None:
-            hook.remove()
-    if last is not None and not (len(found) == 1 and isinstance(found[0], Tensor) and torch.equal(found[0], logits)):
-        raise ConfigError(
-            f"model = {name!r}: its logits are not what {last[0]} returns, its last nn.Linear, which adapters take for "
-            f"the classifier; define the classifier last, and return what it returns"
-        )
-
-
-def try_extractor(name: str, extractor: nn.Module, x: Tensor, width: int) -> None:
-    """Let what is left of such a network without its classifier make features [1, D] of an image, as `try_own`.
-
-    Raises
-    ------
-    ConfigError
-        If it does not.
-    """
-    _output(name, "without its last nn.Linear, which two heads replace, it", "features", extractor, x, width)
-
-
-def _output(name: str, it: str, what: str, model: nn.Module, x: Tensor, width: int) -> Tensor:
-    """Return what a network makes of an image, if it is finite numbers [1, width]."""
-    about = f"model = {name!r}: for images {list(x.shape)} {it}"
-    try:
-        with torch.inference_mode():
-            output: object = model(x)
-    except FedTTAError:
-        raise
-    except Exception as error:  # whatever a network that expects other images says
-        raise ConfigError(f"{about} raised {in_words(error)}") from error
-    expected = f"expected {what}, float32 {[len(x), width]}"
-    if not isinstance(output, Tensor):
-        raise ConfigError(f"{about} returned {type(output).__name__}; {expected}")
-    if output.shape != (len(x), width) or output.dtype != torch.float32:
-        raise ConfigError(f"{about} returned {dtype_and_shape(output)}; {expected}")
-    if not output.isfinite().all():
-        raise ConfigError(f"{about} returned NaN or infinite {what}; look at its weights, and give it a checkpoint")
-    return output

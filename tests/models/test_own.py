@@ -16,8 +16,9 @@ from fedtta_flwr.data.build import image_form
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.base import Classifier, last_linear
-from fedtta_flwr.models.own import build_own, try_own
+from fedtta_flwr.models.own import build_own
 from fedtta_flwr.models.source import load_source
+from fedtta_flwr.models.trial import try_own
 from fedtta_flwr.plugins import named
 from fedtta_flwr.server import check_inputs
 
