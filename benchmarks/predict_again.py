@@ -20,7 +20,7 @@ from fedtta_flwr.files import read_tensors
 from fedtta_flwr.memory import Memory
 from fedtta_flwr.phases import phases
 from fedtta_flwr.run_config import read_overrides
-from fedtta_flwr.strategies.checkpoint import FILE
+from fedtta_flwr.strategies.checkpoint import FILE, personal
 from fedtta_flwr.tgfl import HeadBench, visit_heads
 
 
@@ -33,11 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     flat = json.loads((arguments.run / "config.json").read_text())["config"]
     tensors, about = read_tensors(arguments.run / FILE)
-    tensors |= {key: tensors[other] for key, other in about["same"].items()}
-    received = {
-        client: {key.split("/", 2)[2]: t for key, t in tensors.items() if key.startswith(f"personal/{i}/")}
-        for i, client in enumerate(about["clients"])
-    }
+    received = personal(tensors, about)
     data, folder = None, arguments.state_dir / about["run"]
     for overrides in arguments.run_config or ["scores='tta'"]:
         bench = HeadBench(RunConfig.from_flat(flat | {"scores": "tta"} | read_overrides([overrides])))

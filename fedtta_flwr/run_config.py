@@ -13,6 +13,7 @@ from flwr.common.config import parse_config_args
 from fedtta_flwr.config import Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
+from fedtta_flwr.reports.mistrust import About, read_part
 
 PAIR = re.compile(r"""(?<!\S)[^\s=]+=('[^']*'|"[^"]*"|\S+)(?!\S)""")
 FLOWERS_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # what its parser takes for one
@@ -94,13 +95,10 @@ def resumed(folder: Path) -> dict[str, Scalar]:
     Raises
     ------
     ConfigError
-        If it is no run directory.
+        If it is no run directory, or a damaged one.
     """
     folder = expanded("--resume", folder).absolute()
-    try:
-        config: dict[str, Scalar] = json.loads((folder / "config.json").read_text())["config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"--resume {folder}: no run directory; name a folder with config.json in it") from None
+    config: dict[str, Scalar] = read_part(folder / "config.json", About)["config"]
     return config | {"resume": str(folder)}
 
 

@@ -1,6 +1,5 @@
 """From a run config to a strategy with its observers."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import WARNING
@@ -16,10 +15,11 @@ from fedtta_flwr.data.build import check_data, image_form
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
-from fedtta_flwr.models.own import try_own
 from fedtta_flwr.models.source import load_source
+from fedtta_flwr.models.trial import try_network, try_own
 from fedtta_flwr.plugins import is_own, plugin_code, plugin_fingerprints
 from fedtta_flwr.registry import STRATEGIES, make
+from fedtta_flwr.reports.mistrust import About, read_part
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
@@ -62,8 +62,9 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
         return bench, Roster(classes=bench.classes, model=bench.fingerprint)
     data = check_data(config)
     classes, model = data.classes, load_source(config, data.classes)
-    if is_own(config.model) and (form := image_form(config, data)):
-        try_own(config.model, model, torch.rand(1, 3, *form, generator=torch_rng(config.seed, "trial")), classes)
+    if form := image_form(config, data):
+        image = torch.rand(1, 3, *form, generator=torch_rng(config.seed, "trial"))
+        (try_own if is_own(config.model) else try_network)(config.model, model, image, classes)
     roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
     return make_adapter(config, model), roster
 
@@ -76,11 +77,11 @@ def check_same(directory: Path, config: RunConfig) -> None:
     Raises
     ------
     ConfigError
-        If not; it names the first key that differs.
+        If not; it names the first key that differs. Also if the directory cannot be read.
     """
     if is_finished(directory):  # to score its last round again takes what the clients have forgotten by now
         raise ConfigError(f"resume = {config.resume!r}: that run has finished; `fedtta report` shows its results")
-    about = json.loads((directory / "config.json").read_text())
+    about = read_part(directory / "config.json", About)
     before, now = about["config"], config.to_flat()
     if key := differing_key(now, before):
         raise ConfigError(

@@ -8,6 +8,7 @@ import pytest
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
+from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
 from fedtta_flwr.server import federation, make_strategy
@@ -330,6 +331,27 @@ def test_a_run_that_is_older_than_a_key_goes_on(run_local) -> None:
         federation(again | {"bn-stats.momentum": momentum / 2}),
     ):
         pytest.fail("the run began")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b'{"config": {', r"its config\.json is damaged"),
+        ("collaboration.npz", b"PK\x03\x04", r"collaboration\.npz cannot be read: .*; restore it from a copy"),
+        ("collaboration.npz", None, r"collaboration\.npz is absent; restore it from a copy"),
+    ],
+)
+def test_a_damaged_run_that_shall_go_on_is_named(run_local, apps, name: str, content: bytes | None, words: str) -> None:
+    run = run_local(**{"checkpoint-every": 1})
+    unfinished(run.path)
+    if content is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_bytes(content)
+    again = TINY | {"resume": str(run.path), "checkpoint-every": 1}
+    with pytest.raises(FedTTAError, match=rf"^{run.path}: {words}") as caught, federation(again) as strategy:
+        strategy.start(LocalGrid(apps[1], RunConfig.from_flat(again).to_flat(), 2))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_run_that_is_stopped_before_it_goes_on_loses_nothing(run_local) -> None:

@@ -8,7 +8,9 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtta_flwr.errors import CheckpointError
 from fedtta_flwr.files import write_atomically
+from fedtta_flwr.reports.mistrust import collaboration_fault, read_arrays
 
 FILE = "collaboration.npz"
 BUDGET = 256 * 2**20  # bytes of all that are kept
@@ -62,11 +64,19 @@ class Matrices:
         )
 
     def restore(self, folder: Path, last: int, every: int) -> None:
-        """Go on from a file as it was after the round `last`."""
+        """Go on from a file as it was after the round `last`.
+
+        Raises
+        ------
+        CheckpointError
+            If it is not there, or damaged.
+        """
+        faults: list[str] = []
+        found = read_arrays(folder / FILE, collaboration_fault, len(self._clients), faults)
+        if found is None:
+            raise CheckpointError(f"{folder}: {faults[0]}; restore it from a copy")
         self.every = every
-        with np.load(folder / FILE, allow_pickle=False) as file:
-            rounds, weights = file["rounds"], file["weights"]
-        self._kept = {n: matrix for n, matrix in zip(rounds.tolist(), weights, strict=True) if n <= last}
+        self._kept = {n: m for n, m in zip(found["rounds"].tolist(), found["weights"], strict=True) if n <= last}
 
     def _stays(self, number: int) -> bool:
         """Return whether a round is kept when it is no longer the latest."""

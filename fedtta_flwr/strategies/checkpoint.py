@@ -1,6 +1,7 @@
 """Checkpoints of a run: one file in the run directory from which a killed server goes on to the same result."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,14 +98,12 @@ class Checkpoints:
         self._saved = None
         if about["code"] != code_fingerprint():
             log(logging.WARNING, "%s was written by other code than this: results may differ", self.path)
-        tensors |= {key: tensors[other] for key, other in about["same"].items()}
-        groups: dict[str, dict[str, Tensor]] = {"keeper": {}, "memory": {}, "personal": {}}
+        groups: dict[str, dict[str, Tensor]] = {"keeper": {}, "memory": {}}
         for key, t in tensors.items():
             group, _, name = key.partition("/")
-            groups[group][name] = t
-        for i, client in enumerate(about["clients"]):
-            prefix = f"{i}/"
-            state = {k.removeprefix(prefix): t for k, t in groups["personal"].items() if k.startswith(prefix)}
+            if group in groups:
+                groups[group][name] = t
+        for client, state in personal(tensors, about).items():
             if strategy.source and {k: t.shape for k, t in state.items()} != {
                 k: t.shape for k, t in strategy.source.items()
             }:
@@ -115,6 +114,16 @@ class Checkpoints:
         self._keeper.restore(groups["keeper"], about["keeper"])
         log(logging.INFO, "resumed after round %d from %s", about["round"], self.path)
         return int(about["round"])
+
+
+def personal(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return every client's personal state of what `read_tensors` has read from a checkpoint."""
+    states: dict[str, dict[str, Tensor]] = {client: {} for client in about["clients"]}
+    written = {key: key for key in tensors if key.startswith("personal/")}
+    for key, other in (written | about["same"]).items():
+        _, i, name = key.split("/", 2)
+        states[about["clients"][int(i)]][name] = tensors[other]
+    return states
 
 
 def resumable(folder: str) -> Path:
