@@ -35,6 +35,7 @@ class Terminal:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._rounds = 0
+        self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
         self._warned = False
         self._began = self._printed = 0.0
@@ -64,11 +65,13 @@ class Terminal:
                 round_.steps,
             )
         now, number = time.monotonic(), min(round_.number, self._rounds)
+        if self._before is None:
+            self._before = round_.number - 1
         if not round_.closing and (now - self._printed < EVERY or number == self._rounds):
             return
         self._printed = now
         elapsed = now - self._began
-        left = elapsed / number * (self._rounds - number)
+        left = elapsed / max(1, number - self._before) * (self._rounds - number)
         parts = [f"round {number}/{self._rounds}"]
         board = self._directory.board
         for score in SCORES:

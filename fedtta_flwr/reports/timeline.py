@@ -35,13 +35,14 @@ class Timeline:
         samples: dict[tuple[str, str], int] = {}
         for entry in round_.counts:
             seen, correct = int(entry.seen.sum()), int(entry.correct.sum())
-            counts, _ = self._row(entry.round)
-            counts[:, SCORES.index(entry.score), self._column[entry.client]] += (seen, correct)
+            if entry.round not in self._counts:  # nothing is counted of a stream without labels
+                self._counts[entry.round] = np.zeros((2, len(SCORES), len(self._column)), dtype=np.int32)
+            self._counts[entry.round][:, SCORES.index(entry.score), self._column[entry.client]] += (seen, correct)
             if entry.round == round_.number:
                 samples[entry.client, entry.domain] = samples.get((entry.client, entry.domain), 0) + seen
         if round_.closing:
             return
-        _, domain = self._row(round_.number)
+        domain = self._domain[round_.number] = np.full(len(self._column), -1, dtype=np.int16)
         for client, domains in round_.domains.items():
             if domains:
                 most = max(sorted(domains), key=lambda name, client=client: samples.get((client, name), 0))  # type: ignore[misc]
@@ -57,22 +58,23 @@ class Timeline:
             ``domains`` of the corruption that most of a client's samples had, -1 if it saw none; ``seen`` and
             ``correct`` [S, R, N], labelled samples. Scores that nothing was scored with are left out.
         """
-        rounds = sorted(self._counts)
+        rounds = sorted(self._domain)
         width = len(self._column)
-        counts = np.zeros((len(rounds), 2, len(SCORES), width), dtype=np.int32)
+        there = [i for i in range(len(SCORES)) if any(counts[0, i].any() for counts in self._counts.values())]
+        seen, correct = np.zeros((2, len(there), len(rounds), width), dtype=np.int32)
         domain = np.full((len(rounds), width), -1, dtype=np.int16)
         for row, number in enumerate(rounds):
-            counts[row], domain[row] = self._counts[number], self._domain[number]
-        seen, correct = counts.transpose(1, 2, 0, 3)
-        there = [i for i in range(len(SCORES)) if seen[i].any()]
+            domain[row] = self._domain[number]
+            if number in self._counts:
+                seen[:, row], correct[:, row] = self._counts[number][:, there]
         return {
             "rounds": np.array(rounds, dtype=np.int64),
             "clients": np.array(list(self._column), dtype=str),
             "scores": np.array([SCORES[i] for i in there], dtype=str),
             "domains": np.array(self._domains, dtype=str),
             "domain": domain,
-            "seen": seen[there],
-            "correct": correct[there],
+            "seen": seen,
+            "correct": correct,
         }
 
     def write(self, folder: Path) -> None:
@@ -86,7 +88,8 @@ class Timeline:
         counts = np.stack(list(self._counts.values())) if self._counts else np.zeros((0, 2, len(SCORES), width))
         domain = np.stack(list(self._domain.values())) if self._domain else np.zeros((0, width))
         tensors = {
-            "rounds": torch.tensor(list(self._counts), dtype=torch.int64),
+            "rounds": torch.tensor(list(self._domain), dtype=torch.int64),
+            "counted": torch.tensor(list(self._counts), dtype=torch.int64),
             "counts": torch.from_numpy(counts.astype(np.int32)),
             "domain": torch.from_numpy(domain.astype(np.int16)),
         }
@@ -95,16 +98,9 @@ class Timeline:
     def restore(self, tensors: Mapping[str, Tensor], domains: list[str]) -> None:
         """Go on from a snapshot."""
         self._domains = list(domains)
-        for number, counts, domain in zip(
-            *(tensors[key].numpy() for key in ("rounds", "counts", "domain")), strict=True
-        ):
-            self._counts[int(number)], self._domain[int(number)] = counts.copy(), domain.copy()
-
-    def _row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
-        if number not in self._counts:
-            self._counts[number] = np.zeros((2, len(SCORES), len(self._column)), dtype=np.int32)
-            self._domain[number] = np.full(len(self._column), -1, dtype=np.int16)
-        return self._counts[number], self._domain[number]
+        rounds, counted = tensors["rounds"].tolist(), tensors.get("counted", tensors["rounds"]).tolist()
+        self._domain = dict(zip(rounds, tensors["domain"].numpy().copy(), strict=True))
+        self._counts = dict(zip(counted, tensors["counts"].numpy().copy(), strict=True))
 
     def _index(self, domain: str) -> int:
         if domain not in self._domains:

@@ -67,6 +67,18 @@ def test_progress_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in line
 
 
+def test_the_time_left_of_a_run_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    tell = observers(tmp_path / "run", 100)
+    clock[0] += 10
+    tell(made(51, [counts(51, "pre", "fog", 4)]))
+    assert "10 s, 490 s left" in capsys.readouterr().out  # one round in 10 s, 49 to go
+    clock[0] += 10
+    tell(made(52, [counts(52, "pre", "fog", 4)]))
+    assert "20 s, 480 s left" in capsys.readouterr().out
+
+
 def test_the_last_round_is_always_told_and_with_its_post(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:

@@ -74,6 +74,14 @@ def test_a_run_without_rounds_has_a_file_too(tmp_path: Path) -> None:
         }
 
 
+def test_without_labels_there_are_rounds_and_no_counts() -> None:
+    timeline = Timeline(CLIENTS)
+    timeline.add(Round(1, domains={"a": frozenset({"live"})}))
+    assert timeline.snapshot()[0]["counts"].numel() == 0
+    assert timeline.arrays()["domain"].tolist() == [[0, -1, -1]]
+    assert timeline.arrays()["seen"].shape == (0, 1, 3)
+
+
 def test_it_goes_on_from_a_snapshot_as_if_nothing_had_been() -> None:
     whole, before, after = Timeline(CLIENTS), Timeline(CLIENTS), Timeline(CLIENTS)
     before.add(first())
