@@ -18,39 +18,46 @@ class GrowingCsv:
         The file; it and its folder are made with the first row.
     header : sequence of str
         Its first line.
+    key : sequence of str
+        The columns that `keys` is about.
 
     Raises
     ------
     DataError
-        The file is there and begins otherwise, or cannot be read.
+        The file is there and begins otherwise, is damaged, or cannot be read.
     """
 
-    def __init__(self, path: Path, header: Sequence[str]) -> None:
+    def __init__(self, path: Path, header: Sequence[str], key: Sequence[str]) -> None:
         self._path, self._header = path, tuple(header)
-        self._rows: list[list[str]] = []
+        self._columns = [self._header.index(name) for name in key]
+        self._keys: set[tuple[str, ...]] = set()
         self._end = 0
-        self.rows()
+        self.keys()
 
-    def rows(self) -> list[list[str]]:
-        """Return all complete rows without the header."""
+    def keys(self) -> set[tuple[str, ...]]:
+        """Return what the columns of the key hold in all complete rows: live, and not to be changed."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._end:  # it was replaced or emptied
-                    self._rows, self._end = [], 0
+                    self._keys, self._end = set(), 0
                 file.seek(self._end)
                 new = file.read()
         except FileNotFoundError:
-            self._rows, self._end = [], 0
-            return self._rows
+            self._keys, self._end = set(), 0
+            return self._keys
         except OSError as error:
             raise DataError(f"{self._path}: cannot be read ({error.strerror})") from None
         new = new[: new.rfind(b"\n") + 1]  # a line that was cut off, by a full disk say, counts as not written
-        rows = list(csv.reader(io.StringIO(new.decode(errors="surrogateescape"), newline="")))
+        try:
+            rows = list(csv.reader(io.StringIO(new.decode(errors="surrogateescape"), newline="")))
+        except csv.Error as error:
+            raise DataError(f"{self._path}: damaged ({error}); mend it, or move it away") from None
         if self._end == 0 and rows and tuple(rows[0]) != self._header:
             raise DataError(f"{self._path}: begins with {rows[0]}, expected {','.join(self._header)}; move it away")
-        self._rows += [row for row in rows if len(row) == len(self._header) and tuple(row) != self._header]
+        whole = (row for row in rows if len(row) == len(self._header) and tuple(row) != self._header)
+        self._keys.update(tuple(row[column] for column in self._columns) for row in whole)
         self._end += len(new)
-        return self._rows
+        return self._keys
 
     def append(self, rows: Sequence[Sequence[str]]) -> None:
         """Append rows in one write; make the file where it is not there yet.

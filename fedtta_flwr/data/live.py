@@ -65,8 +65,8 @@ class LiveStream:
         self.domains: tuple[str, ...] = ("live",) * slots
         self._folder = folder
         self._batch_size, self._image_size, self._wait = batch_size, image_size, wait
-        self._predicted = GrowingCsv(output / PREDICTIONS, PREDICTIONS_HEADER)
-        self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER)
+        self._predicted = GrowingCsv(output / PREDICTIONS, PREDICTIONS_HEADER, key=("file",))
+        self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER, key=("file", "bytes", "modified_ns"))
         self._handed_out: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
@@ -87,7 +87,8 @@ class LiveStream:
             if len(images) >= self._batch_size or remaining <= 0:
                 break
             time.sleep(min(POLL, remaining))
-        self._handed_out[slot] = list(images)
+        if images:
+            self._handed_out[slot] = list(images)
         size = self._image_size
         pixels = np.stack(list(images.values())) if images else np.empty((0, size, size, 3), np.uint8)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous(), None
@@ -113,13 +114,12 @@ class LiveStream:
         """Add new images until the batch is full; note what cannot be read."""
         from flwr.common.logger import log
 
-        known = {row[0] for row in self._predicted.rows()}
-        known |= {name for names in self._handed_out.values() for name in names}
-        skipped = {(row[0], row[2], row[3]) for row in self._skipped.rows()}
+        predicted, skipped = self._predicted.keys(), self._skipped.keys()
+        known = images.keys() | {name for names in self._handed_out.values() for name in names}
         for name, bytes_, modified in self._arrivals():
             if len(images) >= self._batch_size:
                 return
-            if name in known or name in images or (name, str(bytes_), str(modified)) in skipped:
+            if name in known or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped:
                 continue
             try:
                 images[name] = read_image(self._folder / name, self._image_size)

@@ -179,6 +179,13 @@ def test_it_waits_for_a_full_batch_and_not_longer(folder: Path, monkeypatch: pyt
     assert greys(own.batch(0)[0]) == [1, 2]
 
 
+def test_a_damaged_table_is_named(folder: Path) -> None:
+    lines = "".join(f"{i:06d}.png,1,0.5,1\n" for i in range(10_000))
+    (folder / "predictions.csv").write_text(f'file,class,probability,model_version\n"{lines}')
+    with pytest.raises(DataError, match=r"predictions\.csv: damaged \(field larger.*\); mend it"):
+        stream(folder)
+
+
 def test_a_table_of_something_else_is_not_touched(folder: Path) -> None:
     (folder / "predictions.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"predictions\.csv: begins with .*move it away"):
