@@ -31,6 +31,7 @@ from fedtta_flwr.data.corruptions import CORRUPTIONS
 from fedtta_flwr.files import write_json
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.run_config import read_overrides
+from fedtta_flwr.usage import peak_memory
 
 BATCH, SEVERITIES, SEVERITY = 200, 5, 5
 #: title -> (key, digits)
@@ -89,7 +90,7 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
             if timed:
                 ratios.append((now() - between) / (between - began))
             wrong[corruption].append(int((logits.argmax(dim=1).cpu().numpy() != labels[rows]).sum()))
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_rss()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
     errors = {corruption: 100 * sum(counts) / len(labels) for corruption, counts in wrong.items()}
     return {
         "adapter": name,
@@ -108,12 +109,6 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
         "rolled_back": adapter.rolled_back,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
-
-
-def peak_rss() -> int:
-    """Return the most bytes that this process has held; getrusage would count its parent's in (Linux alone)."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def kilobytes(state: dict[str, Any]) -> float:

@@ -4,8 +4,8 @@
 
 A case is N clients with the state layout of a model (all its floating-point tensors, 32 bit). Measured in one process,
 one thread, in turn, medians: `W @ theta` with theta one [N, P] matrix, in torch and in numpy; `mix_`, which a run uses,
-and its multiple of both; and the path around it: stacking the replies, mixing, a view a client and tensor, and stacking
-for the messages of two nodes. Peaks are of resident memory, as multiples of the stacked states: of `mix_` with the
+and its multiple of both; and the path around it: stacking the replies, mixing, a view a client and tensor, and
+writing the messages of two nodes. Peaks are of resident memory, as multiples of the stacked states: of `mix_` with the
 states that it is given; of the path beyond the replies, so that it includes the stacked states. (Where a case is small,
 memory that the process has in reserve hides its peak.)
 """
@@ -28,7 +28,7 @@ def measure(clients: int, model: str, repeats: int) -> list[float]:
     import torch
 
     from fedtta_flwr.models import build
-    from fedtta_flwr.records import unstack
+    from fedtta_flwr.records import to_stacked_arrays, unstack
     from fedtta_flwr.strategies.updates import Update, mix_, stack_updates
 
     torch.set_num_threads(1)
@@ -47,8 +47,7 @@ def measure(clients: int, model: str, repeats: int) -> list[float]:
         mixed = mix_(weights, stack_updates(1, replies, ()).state)
         personal = [unstack(mixed, i) for i in range(clients)]
         for node in (personal[::2], personal[1::2]):
-            for name in shapes:
-                torch.stack([own[name] for own in node])
+            to_stacked_arrays(node)
 
     runs: dict[str, Callable[[], Any]] = {
         "torch": lambda: w @ theta,
@@ -84,15 +83,12 @@ def timed(run: Callable[[], Any]) -> float:
 
 def peak_bytes(run: Callable[[], Any]) -> int:
     """Return by how much the process's resident memory grew at most."""
+    from fedtta_flwr.usage import resident
+
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = resident("VmRSS")
     run()
     return resident("VmHWM") - before
-
-
-def resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def main() -> None:
