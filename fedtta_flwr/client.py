@@ -236,7 +236,8 @@ def _visit_one(
             result.count("post", hits(adapter.predict(last[1]), last[2], classes))
         if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
             adapter.reset(bench.initial)
-            bench.lone.reset(bench.initial)
+            if bench.lone is not None:
+                bench.lone.reset(bench.initial)
         if lagged and last is None:
             result.descriptor = bench.describe(wanted, about, x)
         result.domains.append(stream.domains[current])
@@ -269,10 +270,10 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
     if "source" in scored:
         with torch.inference_mode():
             outputs["source"] = bench.source(x)
-    if "local" in bench.scores:
+    if bench.lone is not None:
         bench.lone.adapt(x)  # labels or not: it goes through the whole stream
-    if "local" in scored:
-        outputs["local"] = bench.lone.predict(x)
+        if "local" in scored:
+            outputs["local"] = bench.lone.predict(x)
     if "pre" in scored:
         outputs["pre"] = bench.adapter.predict(x)
     outputs["tta"] = bench.adapter.adapt(x)
@@ -296,10 +297,11 @@ def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
 
 def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int, int]:
     """Put a client's own state into the adapters and return where it stands; absent parts are those of a new client."""
-    bench.adapter.identity = bench.lone.identity = (bench.config.seed, client)
+    bench.adapter.identity = (bench.config.seed, client)
     parts = {part: from_arrays(record) for part, record in known.parts.items()}
     bench.adapter.load_local_state(parts.get("local", {}))
-    if "local" in bench.scores:
+    if bench.lone is not None:
+        bench.lone.identity = bench.adapter.identity
         bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
         bench.lone.load_local_state(parts.get("lone-local", {}))
     return known.cursor
@@ -308,6 +310,6 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int,
 def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:
     """Return what a client must find again at its next visit."""
     parts = {"local": bench.adapter.local_state()}
-    if "local" in bench.scores:
+    if bench.lone is not None:
         parts |= {"lone": bench.lone.adapted_state(), "lone-local": bench.lone.local_state()}
     return Remembered(cursor, {part: to_arrays(state) for part, state in parts.items()})

@@ -41,12 +41,11 @@ class Workbench:
         self.device = choose_device(config.device)
         self.scores = config.score_names()
         self.test_set = open_data(config)
-        model = load_source(config, self.test_set.classes).to(self.device)
-        self.fingerprint = fingerprint_of(model)
-        self.source: nn.Module = deepcopy(model)
-        self.adapter = make_adapter(config, deepcopy(model))
-        #: never mixed: what the same adapter does alone, on the same stream
-        self.lone = make_adapter(config, model)
+        self.source = load_source(config, self.test_set.classes).to(self.device)
+        self.fingerprint = fingerprint_of(self.source)
+        self.adapter = make_adapter(config, deepcopy(self.source))
+        #: never mixed: what the same adapter does alone, on the same stream; None where that is not scored
+        self.lone = make_adapter(config, deepcopy(self.source)) if "local" in self.scores else None
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.adapter.adapted_state().items()}
         #: of the node whose message is being served; a process may serve several
@@ -225,7 +224,7 @@ def local_config(context: Context) -> RunConfig:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device that a run config names.
+    """Return the torch device that a run config names, and prepare this process for it.
 
     Raises
     ------
@@ -233,6 +232,8 @@ def choose_device(name: str) -> torch.device:
         If it is a CUDA device that is not there.
     """
     cuda = torch.cuda.is_available()
+    # cuDNN's fastest ways add gradients up as they come: no run would be the same twice, or go on to the same result.
+    torch.backends.cudnn.deterministic = True
     if name == "auto":
         return torch.device("cuda" if cuda else "cpu")
     device = torch.device(name)
