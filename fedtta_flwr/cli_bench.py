@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtta_flwr.errors import ConfigError, FedTTAError
-from fedtta_flwr.paths import expanded
+from fedtta_flwr.paths import expanded, in_home
 
 if TYPE_CHECKING:
     from fedtta_flwr.bench.spec import Cell, Spec, Table
@@ -54,7 +54,7 @@ def bench(
         typer.echo(f"{len(wanted)} runs")
         return
     name = parsed.name + ("-quick" if quick else "")
-    folder = expanded("--output", output or Path.home() / "fedtta-benchmarks" / name)
+    folder = expanded("--output", output or in_home("fedtta-benchmarks", name))
     with locked(folder.absolute(), f"--output {folder}", "benchmark"):
         _run(folder, parsed, table, overrides, everything, wanted, workers, quick=quick)
 

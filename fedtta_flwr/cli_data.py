@@ -65,7 +65,7 @@ def corrupt(
             severities=levels,
             seed=seed,
             workers=workers or cores(),
-            frost_dir=frost_dir,
+            frost_dir=frost_dir and expanded("--frost-dir", frost_dir),
             progress=progress,
         )
     typer.echo(f"{output}: {len(written)} arrays written, {len(names) - len(written)} were finished")

@@ -65,7 +65,7 @@ def serve(
         database=home / "state.db",
         certificates=folder,
         isolation=isolation,
-        superexec_secret=superexec_secret,
+        superexec_secret=_given("--superexec-secret", superexec_secret),
     )
     from fedtta_flwr.control import connect, words
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -156,7 +157,7 @@ class RunConfig(BaseModel):
     reset: Literal["never", "each-shift"] = Field(
         "never",
         description="never: continual adaptation; each-shift: back to the source model, memories and moments "
-        "included, whenever a client's corruption changes (it has to be told)",
+        "included, whenever a client's corruption changes (it has to be told); the server's memory stays",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of every random draw")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = Field(
@@ -294,7 +295,7 @@ class RunConfig(BaseModel):
                 f"anything; allowed: 0 to {self.num_clients}"
             )
         groups = self.spatial_heterogeneity * self.num_clients
-        counts = not (self.group_orders or self.stream or self.dataset == "live")
+        counts = self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")
         if counts and groups < 0.5:
             raise ConfigError(
                 f"spatial-heterogeneity = {self.spatial_heterogeneity}: less than one group; allowed "
@@ -367,10 +368,15 @@ class RunConfig(BaseModel):
 
     def client_names(self) -> tuple[str, ...]:
         """Return the clients' names; their sorted order is the order of the streams."""
-        if self.clients:
-            return tuple(sorted(self.clients.split(",")))
-        width = max(2, len(str(self.num_clients - 1)))
-        return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
+        return _client_names(self.clients, self.num_clients)
+
+
+@lru_cache(maxsize=8)  # each stream of a fleet asks for all names
+def _client_names(clients: str, number: int) -> tuple[str, ...]:
+    if clients:
+        return tuple(sorted(clients.split(",")))
+    width = max(2, len(str(number - 1)))
+    return tuple(f"client-{i:0{width}d}" for i in range(number))
 
 
 def describe_keys() -> list[tuple[str, Scalar, str]]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from fedtta_flwr.control import pairs
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.paths import expanded
+from fedtta_flwr.paths import expanded, in_home
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000
 #: what `docker/keys.sh server DIR` makes and the server needs
@@ -69,7 +69,7 @@ def parse_address(option: str, text: str, default_port: int) -> Address:
 
 def state_dir(name: str) -> Path:
     """Return where a server or device keeps what must outlive it: in $XDG_STATE_HOME/fedtta, or ~/.local/state."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedtta" / name
+    return Path(os.environ.get("XDG_STATE_HOME") or in_home(".local", "state")) / "fedtta" / name
 
 
 def check_control(control: Address, *, without_login: bool) -> None:

@@ -117,8 +117,9 @@ def _folders(data_dir: Path | None, state: Path) -> Iterator[Finding]:
             yield Finding(level, f"data folder {data_dir}: {entries or 'no'} entries")
         except OSError as error:
             yield Finding("FAIL", f"data folder {data_dir}: {error.strerror}; make it, or let this user read it")
-    there = next(path for path in (state, *state.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    # os.path tells of what must not be looked at that it is not there, where Path raises.
+    there = next(path for path in (state, *state.absolute().parents) if os.path.exists(path))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         yield Finding("FAIL", f"state folder {state}: {there} cannot be written; name another by --state-dir")
         return
     free = shutil.disk_usage(there).free
@@ -130,7 +131,7 @@ def _folders(data_dir: Path | None, state: Path) -> Iterator[Finding]:
 
 
 def _checkpoint(path: Path) -> Finding:
-    if path.is_dir():  # of the zoo's models
+    if os.path.isdir(path):  # of the zoo's models
         return Finding("ok", f"checkpoint {path}: a folder, for robustbench:ID")
     from fedtta_flwr.models.checkpoints import read_tensors  # on use: it brings torch, which may be what is wrong
 

@@ -228,7 +228,10 @@ def _explain(server: Address, ca: Path, error: ssl.SSLCertVerificationError) -> 
             f"(docker/keys.sh server) and restart the server"
         )
     if error.verify_code in OTHER_HOST:
-        names = ", ".join(_handshake(server, ca, check_hostname=False).names) or "no host at all"
+        try:
+            names = ", ".join(_handshake(server, ca, check_hostname=False).names) or "no host at all"
+        except OSError:  # it went away in between
+            names = "other hosts"
         return FederationError(
             f"{server}: its certificate is not for {server.host} but for {names}: join by one of these names, or make "
             f"a certificate for {server.host} (docker/keys.sh server)"

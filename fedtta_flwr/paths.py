@@ -5,6 +5,20 @@ from pathlib import Path
 from fedtta_flwr.errors import ConfigError
 
 
+def in_home(*parts: str) -> Path:
+    """Return a path in this user's home, which a container's user may lack.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    try:
+        return Path.home().joinpath(*parts)
+    except RuntimeError:
+        raise ConfigError(f"this user has no home to hold {'/'.join(parts)}: set HOME to a folder") from None
+
+
 def expanded(key: str, path: str | Path) -> Path:
     """Return a path in which ``~`` and ``~user`` are the home that they stand for.
 

@@ -17,7 +17,8 @@ class FedTHEPlus(FedTHE):
     """Find an image's weights as FedTHE does, hold them, and make the mixture certain over views of that image.
 
     For every image: steps of SGD on the entropy of the mean prediction over augmented views, drawn anew for each step,
-    over extractor and both heads; predict; forget. So does the published code; the weights come first.
+    over extractor and both heads; predict; forget. So does the published code; the weights come first. The n-th images
+    of all test sets of a client have the same draws.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ from fedtta_flwr.options import Options, TTTOptions
 class TTT(Predictor):
     """Before each image is predicted, learn on it how images are rotated: extractor and rotation head take a step.
 
-    A step's loss is the mean over the image as it stands and turned by one, two and three quarters; the public code's
-    32 copies are these four, eight times each. An image that the rotation head knows to stand upright with the
+    A step's loss is the mean over the image as it stands and turned by one, two and three quarters, which the
+    public code draws one of for each of 32 copies. An image that the rotation head knows to stand upright with the
     threshold's probability is not learned from. ``online`` steps last until `reset`; otherwise they are forgotten after
     their image. The personal head predicts, and stays as it is.
 

@@ -166,11 +166,11 @@ def first_bytes(path: Path, number: int = 64) -> bytes:
     CheckpointError
         When there is no such file, it is a folder, empty, unreadable, or a web page.
     """
-    if path.is_dir():
-        raise CheckpointError(f"{path}: is a folder, expected a checkpoint file; name a file in it")
     try:
         with path.open("rb") as file:
             head = file.read(number)
+    except IsADirectoryError:
+        raise CheckpointError(f"{path}: is a folder, expected a checkpoint file; name a file in it") from None
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; check the path, or {ANOTHER}") from None
     except OSError as error:

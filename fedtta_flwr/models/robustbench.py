@@ -7,6 +7,7 @@ Croce et al. RobustBench. NeurIPS 2021 Datasets and Benchmarks (arXiv 2010.09670
 
 import importlib
 import importlib.util
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -159,12 +160,16 @@ def _zoo(name: str, dataset: str, threat_model: str) -> tuple[Any, dict[str, dic
 
 def _download(utils: Any, source: str, path: Path) -> None:
     """Fetch a file from where the zoo keeps it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # what a kill leaves is not taken for the file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        utils.download_gdrive_new(source, path)
+        utils.download_gdrive_new(source, part)
         reason = "nothing came"
+        part.replace(path)
     except Exception as error:  # whatever the network and the server's pages can do
         reason = type(error).__name__
+    finally:
+        part.unlink(missing_ok=True)
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such file, and it cannot be downloaded ({reason}); put the zoo's file "

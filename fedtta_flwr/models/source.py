@@ -23,7 +23,7 @@ from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import file_hash, load, save
 from fedtta_flwr.models.normalize import Normalize
 from fedtta_flwr.models.own import build_own
-from fedtta_flwr.paths import expanded
+from fedtta_flwr.paths import expanded, in_home
 from fedtta_flwr.plugins import is_own
 from fedtta_flwr.seeding import derive_seed, seeded
 
@@ -102,7 +102,7 @@ def embedded_checkpoint(report: Callable[[str], None] = print) -> Path:
 
 def cache_dir() -> Path:
     """Return the folder for what can be made again: $XDG_CACHE_HOME/fedtta, or ~/.cache/fedtta."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtta"
+    return Path(os.environ.get("XDG_CACHE_HOME") or in_home(".cache")) / "fedtta"
 
 
 def train_digits(

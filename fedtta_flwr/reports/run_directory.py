@@ -20,7 +20,7 @@ from torch import Tensor
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import Outage, append, write_atomically, write_json
-from fedtta_flwr.paths import expanded
+from fedtta_flwr.paths import expanded, in_home
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.reports.interpolation import Interpolation
@@ -290,7 +290,7 @@ def default_path(config: RunConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
     methods = ("tgfl", config.head) if config.task == "tgfl" else (config.strategy, config.adapter)
     first, second = (name.rpartition(":")[2] for name in methods)
-    return Path.home() / "fedtta-runs" / f"{stamp}-{first}-{second}"
+    return in_home("fedtta-runs", f"{stamp}-{first}-{second}")
 
 
 def run_path(config: RunConfig) -> Path:
