@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -94,11 +93,8 @@ def register(
                 f"--name {name!r}: {part!r} is no name of a client; allowed: letters, digits, '.', '_' and '-'; "
                 "several names separated by commas, without spaces"
             )
-    if not public_key.is_file():
-        raise ConfigError(f"{public_key}: no such file; copy the device's public key here (docker/keys.sh client)")
-    address, authority = control_address(control, ca, insecure)
-    with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
-        typer.echo(f"{name}: node {register_node(Path(home), address, authority, public_key, name)}")
+    where = control_address(control, ca, insecure)
+    typer.echo(f"{name}: node {register_node(*where, expanded('KEY.PUB', public_key), name)}")
 
 
 @app.command()
@@ -120,10 +116,8 @@ def revoke(
     """Let a device in no more; if it has joined, it is out at once."""
     from fedtta_flwr.nodes import revoke as revoke_nodes
 
-    address, authority = control_address(control, ca, insecure)
-    with tempfile.TemporaryDirectory(prefix="fedtta-") as home:
-        for node_id in revoke_nodes(Path(home), address, authority, name):
-            typer.echo(f"{name}: node {node_id} is out, and its key can never be registered again")
+    for node_id in revoke_nodes(*control_address(control, ca, insecure), name):
+        typer.echo(f"{name}: node {node_id} is out, and its key can never be registered again")
 
 
 @app.command()

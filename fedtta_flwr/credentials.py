@@ -55,3 +55,28 @@ def load_key(path: Path) -> "EllipticCurvePrivateKey":
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"--key {path}: {type(key).__name__.lstrip('_')}; {wanted}")
     return key
+
+
+def load_public_key(path: Path) -> bytes:
+    """Read a device's public key; return it as Flower sends it.
+
+    Raises
+    ------
+    ConfigError
+        It is absent, or not what Flower takes.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+
+    wanted = "copy the device's KEY.pub here, an EC key in OpenSSH's format (docker/keys.sh client makes it)"
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; {wanted}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path}: no public key; {wanted}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
+        raise ConfigError(f"{path}: {type(key).__name__.lstrip('_')}; {wanted}")
+    return public_key_to_bytes(key)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtta_flwr.control import connect, control_api, flwr, moment, one_line
+from fedtta_flwr.control import control_api, moment
+from fedtta_flwr.credentials import load_public_key
 from fedtta_flwr.errors import FederationError
 
 GONE = "unregistered"
@@ -30,49 +31,48 @@ class Node(NamedTuple):
     node_id: int
 
 
-def register(home: Path, control: str, ca: Path | None, public_key: Path, name: str) -> int:
+def register(control: str, ca: Path | None, public_key: Path, name: str) -> int:
     """Let the holder of a key in, as the host of the clients of these names; return its node id.
 
     Raises
     ------
     ConfigError
-        There is no such CA file.
+        The CA file or the key cannot be used.
     FederationError
-        The server cannot be reached, or takes no such key.
+        The server cannot be reached, or does not take the key.
     """
-    clients = set(name.split(","))
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    key, clients = load_public_key(public_key), set(name.split(","))
     for node in list_nodes(control, ca):
         if node.status != GONE and (taken := clients.intersection(node.name.split(","))):
             raise FederationError(
                 f"--name {name!r}: node {node.node_id} has {min(taken)} already; revoke that one, or take another name"
             )
-    env = connect(home, control, ca)
-    answer = flwr(env, "supernode", "register", str(public_key), "--name", name, "--format", "json")
-    if not answer.get("success"):
-        raise FederationError(f"{public_key}: {one_line(answer.get('error-message', answer))}")
-    return int(answer["node-id"])
+    with control_api(control, ca) as client:
+        return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
 
 
-def revoke(home: Path, control: str, ca: Path | None, name: str) -> list[int]:
+def revoke(control: str, ca: Path | None, name: str) -> list[int]:
     """Let nobody of this name, alone or with others, in any more; return the node ids.
 
     Raises
     ------
     ConfigError
-        There is no such CA file.
+        The CA file cannot be used.
     FederationError
         The server cannot be reached, or knows no such name.
     """
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
     known = [node for node in list_nodes(control, ca) if node.status != GONE]
     found = [node.node_id for node in known if node.name == name or name in node.name.split(",")]
     if not found:
         names = ", ".join(sorted(node.name for node in known if node.name)) or "none"
         raise FederationError(f"revoke {name!r}: the server knows no such device; registered: {names}")
-    env = connect(home, control, ca)
-    for node_id in found:
-        answer = flwr(env, "supernode", "unregister", str(node_id), "--format", "json")
-        if not answer.get("success"):
-            raise FederationError(f"{name}: {one_line(answer.get('error-message', answer))}")
+    with control_api(control, ca) as client:
+        for node_id in found:
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
     return found
 
 

@@ -265,7 +265,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["join", "https://fed", "--client", "a", "--insecure"], ["https://fed", "HOST:PORT"]),
         (["join", "fed", "--client", "a", "--insecure", "--data-dir", "EMPTY/none"], ["--data-dir", "no such folder"]),
         (["join", "fed", "--client", "a", "--insecure", "--checkpoint", "EMPTY/x"], ["--checkpoint", "no such file"]),
-        (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "no such file"]),
+        (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "No such file"]),
         (["register", "EMPTY/a.pub", "--name", "a, b", "--ca", "x"], ["--name", "' b'", "separated by commas"]),
         (["nodes"], ["--ca", "--insecure"]),
         (["nodes", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "No such file"]),

@@ -128,7 +128,7 @@ def federation(environment: dict[str, str], tmp_path_factory: pytest.TempPathFac
         until(lambda: "Application startup complete" in made.log("server"), "the server does not start")
         for name in CLIENTS:
             public_key = made.key(name).with_suffix(".pub")
-            nodes.register(folder, str(made.control), made.ca, public_key, name)
+            nodes.register(str(made.control), made.ca, public_key, name)
         for name in CLIENTS[1:]:
             made.join(name)
         until(lambda: sorted(made.online()) == sorted(CLIENTS), "not all devices have joined")
