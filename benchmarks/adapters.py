@@ -27,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedtta_flwr.data.contracts import to_tensor
 from fedtta_flwr.data.corruptions import CORRUPTIONS
 from fedtta_flwr.files import write_json
 from fedtta_flwr.registry import ADAPTERS
@@ -77,7 +78,7 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
         pixels = pixels[(SEVERITY - 1) * (len(pixels) // SEVERITIES) :]
         wrong[corruption] = []
         for rows in batches:
-            x = torch.from_numpy(pixels[rows]).to(device).permute(0, 3, 1, 2).float().div_(255).contiguous()
+            x = to_tensor(pixels[rows]).to(device)
             if timed and not ratios:  # the first call of everything is slow
                 forward(x)
                 adapter.adapt(x)

@@ -86,10 +86,10 @@ def _run(
     check_some(left)
     try:
         if sys.stdout.isatty():
-            with Live(len(left), workers) as live:
+            with Live(len(left)) as live:
                 faults = run_cells(folder.absolute(), left, workers, live)
         else:
-            faults = run_cells(folder.absolute(), left, workers, Lines(len(left), workers))
+            faults = run_cells(folder.absolute(), left, workers, Lines(len(left)))
     except KeyboardInterrupt:
         typer.echo("stopped; what has finished is kept, and the same command goes on")
         raise

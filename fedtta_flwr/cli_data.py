@@ -9,6 +9,7 @@ import typer
 
 from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.paths import expanded
+from fedtta_flwr.registry import names_in
 
 app = typer.Typer(help="Data sets and streams.", no_args_is_help=True)
 
@@ -50,7 +51,7 @@ def corrupt(
     if dataset not in ("cifar10", "cifar100"):
         raise ConfigError(f"--dataset {dataset!r}: unknown; allowed: cifar10, cifar100")
     levels = _severities(severities)
-    names = [part.strip() for part in corruptions.split(",") if part.strip()] or list(CORRUPTIONS)
+    names = names_in(corruptions) or list(CORRUPTIONS)
     folder = expanded("--data-dir", data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder; name the folder that holds {dataset}")
@@ -91,7 +92,7 @@ def check(
     if not folder.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder; name the folder that holds cifar10-c")
     data = ZenodoSet(folder, "cifar10-c")
-    asked = [part.strip() for part in corruptions.split(",") if part.strip()]
+    asked = names_in(corruptions)
     names = asked or [name for name in CORRUPTIONS if (data.folder / f"{name}.npy").exists()]
     if unknown := [name for name in names if name not in CORRUPTIONS]:
         raise ConfigError(f"--corruptions: {unknown[0]!r} has no reference; allowed: {', '.join(CORRUPTIONS)}")
@@ -127,7 +128,7 @@ def show(
 
 
 def _severities(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = names_in(text)
     if not parts or any(part not in ("1", "2", "3", "4", "5") for part in parts):
         raise ConfigError(f"--severities {text!r}: allowed: some of 1,2,3,4,5, separated by commas")
     return sorted({int(part) for part in parts})

@@ -32,6 +32,7 @@ from fedtta_flwr.records import (
     to_stacked_arrays,
     unstack,
 )
+from fedtta_flwr.registry import names_in
 from fedtta_flwr.usage import peak_cuda, peak_memory
 from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import Workbench, workbench
@@ -118,7 +119,7 @@ def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:
 
 
 def _own_names(context: Context) -> list[str]:
-    return [part.strip() for part in str(context.node_config.get("clients", "")).split(",") if part.strip()]
+    return names_in(str(context.node_config.get("clients", "")))
 
 
 def _visit_all(

@@ -55,7 +55,7 @@ from fedtta_flwr.options import (
     TTTOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name, names_in
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
@@ -250,7 +250,7 @@ class RunConfig(BaseModel):
     @field_validator("clients")
     @classmethod
     def _clients(cls, value: str) -> str:
-        names = [part.strip() for part in value.split(",") if part.strip()]
+        names = names_in(value)
         for i, name in enumerate(names):
             if not CLIENT_NAME.fullmatch(name):
                 raise ConfigError(f"clients: {name!r}: allowed: letters, digits, '.', '_' and '-', at most 64 of them")
@@ -354,6 +354,10 @@ class RunConfig(BaseModel):
         table = getattr(self, method.replace("-", "_"), None)
         return table if isinstance(table, Options) else NoOptions()
 
+    def methods(self) -> tuple[str, str]:
+        """Return the names of the two methods that a run is about: strategy and adapter, or tgfl and head."""
+        return ("tgfl", self.head) if self.task == "tgfl" else (self.strategy, self.adapter)
+
     def corruption_names(self) -> tuple[str, ...]:
         """Return the corruptions in the order of their appearance."""
         return tuple(self.corruptions.split(","))
@@ -399,7 +403,7 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False) -> str:
-    names = [part.strip() for part in value.split(",") if part.strip()]
+    names = names_in(value)
     if not names and not may_be_empty:
         raise ConfigError(f"{key} = {value!r}: empty; allowed: one or more of {', '.join(allowed)}")
     for i, name in enumerate(names):

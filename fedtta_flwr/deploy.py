@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from fedtta_flwr.control import pairs
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded, in_home
+from fedtta_flwr.registry import names_in
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000
 #: what `docker/keys.sh server DIR` makes and the server needs
@@ -171,7 +172,7 @@ def node_config(
     """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are."""
     paths = {"data-dir": data_dir, "checkpoint": checkpoint, "predictions-dir": predictions_dir, "state-dir": state_dir}
     settings = {
-        "clients": ",".join(part.strip() for part in clients.split(",") if part.strip()),
+        "clients": ",".join(names_in(clients)),
         "stream": stream,
         "device": device,
     }

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import classifier, statistics
+from fedtta_flwr.adaptation.base import classifier, inputs_of, statistics
 from fedtta_flwr.adaptation.bn_stats import moments
 from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, widened
-from fedtta_flwr.data.contracts import Images
+from fedtta_flwr.data.contracts import Images, to_tensor
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng, torch_rng
 
@@ -54,7 +54,7 @@ def chosen_images(clean: Images, seed: int, samples: int) -> Tensor:
     if samples > len(clean):
         raise ConfigError(f"{samples} chosen images: the data set has {len(clean)} clean ones; ask for fewer, or noise")
     rows = np.sort(numpy_rng(seed, "chosen images").permutation(len(clean))[:samples])
-    return torch.from_numpy(clean[rows]).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+    return to_tensor(clean[rows])
 
 
 def form_of(descriptor: str, model: nn.Module, classes: int) -> Tensor | None:
@@ -77,12 +77,8 @@ def mean_logits(predict: Predict, images: Tensor) -> Tensor:
 @torch.inference_mode()
 def mean_features(predict: Predict, head: nn.Module, images: Tensor) -> Tensor:
     """Return the mean penultimate features [D] on images [M, C, H, W]: what enters `head` while `predict` looks."""
-    seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
+    with inputs_of(head) as seen:
         predict(images)
-    finally:
-        hook.remove()
     return seen[-1].mean(dim=0)
 
 

@@ -270,13 +270,18 @@ def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]])
         choice = f"{', '.join(known)}, or {own} (see `fedtta list`)" if known else own
         raise ConfigError(f"{kind} = {name!r}: unknown; allowed: {choice}")
     package = module.partition(".")[0]
-    allowed = [p.strip() for p in os.environ.get(PLUGIN_VARIABLE, "").split(",") if p.strip()]
+    allowed = names_in(os.environ.get(PLUGIN_VARIABLE, ""))
     if package not in allowed:
         raise ConfigError(
             f"{kind} = {name!r}: importing package {package!r} is not allowed here (allowed: "
             f"{', '.join(allowed) or 'none'}); the operator permits it with {PLUGIN_VARIABLE}={package}"
         )
     return name
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a list that is separated by commas, without blanks around them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> Any:

@@ -1,7 +1,8 @@
 """The life cycle that every adapter follows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -269,6 +270,20 @@ def statistics(model: nn.Module) -> State:
             found[f"{name}.running_mean"] = module.running_mean
             found[f"{name}.running_var"] = module.running_var
     return found
+
+
+@contextmanager
+def inputs_of(layer: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Collect what enters a layer while it is looked at, the latest last; nothing without a layer."""
+    seen: list[Tensor] = []
+    hook = None
+    if layer is not None:
+        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def classifier(model: nn.Module, by: str) -> tuple[str, nn.Linear]:

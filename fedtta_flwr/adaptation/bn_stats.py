@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms, statistics
-from fedtta_flwr.adaptation.layers import mean_and_variance, widened
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.adaptation.layers import mean_and_variance, require_batch_norms, widened
 from fedtta_flwr.options import BNStatsOptions, Options
 
 
@@ -57,18 +56,14 @@ class BNStats(Adapter):
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model, options)
+        layers = require_batch_norms(self.model, "bn-stats")
         self.shares = options if isinstance(options, BNStatsOptions) else BNStatsOptions()
         mixes = self.shares.source_share or self.shares.prior
         #: mean and variance by layer; none if they are not needed
         self._source = {
             name: (layer.running_mean.clone(), layer.running_var.clone())  # type: ignore[union-attr]
-            for name, layer in (batch_norms(self.model) if mixes else {}).items()
+            for name, layer in (layers if mixes else {}).items()
         }
-        if not self._adapted:
-            raise ConfigError(
-                f"adapter = 'bn-stats': {type(model).__name__} has no BatchNorm layer with statistics; "
-                f"choose a model with BatchNorm, or the adapter `source` or `entropy`"
-            )
 
     def select(self) -> State:
         """Return the statistics of all BatchNorm layers."""

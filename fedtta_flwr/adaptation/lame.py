@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import Adapter, State, classifier
+from fedtta_flwr.adaptation.base import Adapter, State, classifier, inputs_of
 from fedtta_flwr.options import LAMEOptions
 
 
@@ -57,12 +57,8 @@ class LAME(Adapter):
     @torch.inference_mode()
     def predict(self, x: Tensor) -> Tensor:
         """Return the logarithm [B, K] of the smoothed predictions of x [B, C, H, W]; changes nothing."""
-        seen: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
+        with inputs_of(self.head) as seen:
             log_q = F.log_softmax(self.model(x), dim=1)
-        finally:
-            hook.remove()
         if len(x) < 2 or not self.options.bound_weight:
             return log_q
         features = F.normalize(seen[-1].flatten(1), dim=1)

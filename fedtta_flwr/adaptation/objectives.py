@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import Adapter, classifier
+from fedtta_flwr.adaptation.base import Adapter, classifier, inputs_of
 from fedtta_flwr.adaptation.norms import batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
@@ -294,15 +294,9 @@ class Objectives:
         """
         if self._batch is None:
             raise RuntimeError("outputs are asked for outside a step")
-        features: list[Tensor] = []
-        hook = self._head and self._head[1].register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        try:
-            with batch_statistics(self._model):
-                named = dict(zip(self._names, parameters, strict=True))
-                logits: Tensor = functional_call(self._model, named, (self._batch,))
-        finally:
-            if hook is not None:
-                hook.remove()
+        named = dict(zip(self._names, parameters, strict=True))
+        with inputs_of(self._head and self._head[1]) as features, batch_statistics(self._model):
+            logits: Tensor = functional_call(self._model, named, (self._batch,))
         return features[-1] if features else logits, logits
 
     def _named(self, kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,8 +9,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from fedtta_flwr.errors import ConfigError
-
-Rule = Literal["adam", "sgd"]
+from fedtta_flwr.options import Rule
 
 
 class Optimizer:

@@ -11,6 +11,7 @@ from fedtta_flwr.adaptation.norms import AffineAdapter, batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import SAROptions
+from fedtta_flwr.registry import names_in
 
 LAST = "norm"  # what vision transformers call the last normalisation, and other networks those of their blocks
 
@@ -66,7 +67,7 @@ class SAR(AffineAdapter):
     def select(self) -> State:
         """Return the affine parameters of the normalisation layers that are not skipped."""
         super().select()
-        parts = [part.strip() for part in self.options.skip.split(",") if part.strip()]
+        parts = names_in(self.options.skip)
         self.affine = {name: p for name, p in self.affine.items() if not any(self._skips(part, name) for part in parts)}
         if not self.affine:
             raise ConfigError(

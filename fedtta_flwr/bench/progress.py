@@ -20,12 +20,10 @@ class Lines:
     ----------
     cells : int
         To be run.
-    workers : int
-        At a time.
     """
 
-    def __init__(self, cells: int, workers: int) -> None:
-        self._cells, self._workers = cells, workers
+    def __init__(self, cells: int) -> None:
+        self._cells = cells
         self._ended, self._failed = 0, 0
         self._given = dict[str, float]()  # cell -> what share of it had been before this
         self._began = self._printed = time.monotonic()
@@ -65,8 +63,8 @@ class Lines:
 class Live(Lines):
     """Keeps a table of the running cells on the terminal; what has ended is printed above it."""
 
-    def __init__(self, cells: int, workers: int) -> None:
-        super().__init__(cells, workers)
+    def __init__(self, cells: int) -> None:
+        super().__init__(cells)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

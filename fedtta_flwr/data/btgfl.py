@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.data.balanced import Indices, balanced_dirichlet
-from fedtta_flwr.data.contracts import TestSet
+from fedtta_flwr.data.contracts import TestSet, to_tensor
 from fedtta_flwr.data.datasets import CLEAN
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng
@@ -135,8 +135,6 @@ class Benchmark:
 
     def load(self, samples: Samples) -> tuple["Tensor", NDArray[np.int64]]:
         """Return images [N, 3, H, W] in [0, 1] and labels [N] of some samples."""
-        import torch
-
         labels = np.empty(len(samples), dtype=np.int64)
         pixels: NDArray[np.uint8] | None = None
         for version in np.unique(samples.versions):
@@ -149,7 +147,7 @@ class Benchmark:
             pixels[where], labels[where] = part, source.labels[samples.rows[where]]
         if pixels is None:
             pixels = self._data.images(CLEAN, self._config.severity)[samples.rows]
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous(), labels
+        return to_tensor(pixels), labels
 
     def check(self) -> None:
         """Read one image of everything that is read later.

@@ -22,6 +22,13 @@ class Images(Protocol):
         ...
 
 
+def to_tensor(images: NDArray[np.uint8]) -> "Tensor":
+    """Return images [B, H, W, C] as a float32 tensor [B, C, H, W] in [0, 1]."""
+    import torch
+
+    return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+
+
 class TestSet(Protocol):
     """Labelled images of which corrupted versions can be had.
 

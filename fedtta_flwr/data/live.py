@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.contracts import to_tensor
 from fedtta_flwr.data.folders import read_image
 from fedtta_flwr.data.growing_csv import GrowingCsv
 from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.paths import expanded
+from fedtta_flwr.registry import names_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,8 +77,6 @@ class LiveStream:
 
     def batch(self, slot: int) -> tuple["Tensor", None]:
         """Return the oldest new images [B, 3, S, S] in [0, 1], 0 <= B <= batch size, and no labels."""
-        import torch
-
         # Slots that come again, because a visit failed half-way, give back what they had.
         self._handed_out = {s: names for s, names in self._handed_out.items() if s < slot}
         deadline = time.monotonic() + self._wait
@@ -91,7 +91,7 @@ class LiveStream:
             self._handed_out[slot] = list(images)
         size = self._image_size
         pixels = np.stack(list(images.values())) if images else np.empty((0, size, size, 3), np.uint8)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous(), None
+        return to_tensor(pixels), None
 
     def predicted(self, slot: int, probabilities: "Tensor", version: int) -> None:
         """Append a slot's predictions to ``predictions.csv``.
@@ -164,7 +164,7 @@ def live_folders(config: RunConfig, client: str, node_config: Mapping[str, objec
     if not root:
         raise ConfigError("dataset = 'live': no folder to watch; set node-config live-dir = \"DIR\" or data-dir")
     folder = expanded("live-dir" if node_config.get("live-dir") else "data-dir", root)
-    hosted = str(node_config.get("clients") or ",".join(config.client_names())).split(",")
+    hosted = names_in(str(node_config.get("clients", ""))) or config.client_names()
     several = len(hosted) > 1
     if several and folder.is_dir() and not (folder / client).is_dir():
         raise DataError(f"{folder}: no sub-folder {client}; where several clients are hosted each needs its own")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtta_flwr.data.contracts import TestSet
+from fedtta_flwr.data.contracts import TestSet, to_tensor
 from fedtta_flwr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def accuracies(
         correct = 0
         for start in range(0, count, batch):
             rows = np.arange(start, min(start + batch, count))
-            x = torch.from_numpy(images[rows]).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+            x = to_tensor(images[rows])
             with torch.inference_mode():
                 predicted = model(x).argmax(dim=1).numpy()
             correct += int((predicted == data.labels[rows]).sum())

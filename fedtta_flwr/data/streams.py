@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.contracts import TestSet
+from fedtta_flwr.data.contracts import TestSet, to_tensor
 from fedtta_flwr.data.orders import parse_group_orders
 from fedtta_flwr.data.sampling import draw_samples
 from fedtta_flwr.errors import ConfigError
@@ -113,15 +113,13 @@ class Stream:
 
     def batch(self, slot: int) -> tuple["Tensor", NDArray[np.int64] | None]:
         """Return a slot's images [B, 3, H, W] in [0, 1] and labels [B], or None where there are none."""
-        import torch
-
         rows = self.rows[slot]
         severity = self.severities[slot] if self.severities else self.severity
         if self.mixture:
             images = self._mixed(rows, np.array(self.mixture[slot]), severity)
         else:
             images = self.source.images(self.domains[slot], severity)[rows]
-        x = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255).contiguous()
+        x = to_tensor(images)
         return x, self.source.labels[rows]
 
     def _mixed(self, rows: NDArray[np.int64], names: NDArray[np.str_], severity: int) -> NDArray[np.uint8]:

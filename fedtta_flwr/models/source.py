@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.contracts import to_tensor
 from fedtta_flwr.data.digits import source_part, test_part
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models import ROBUSTBENCH, build
@@ -175,7 +176,7 @@ def _train(architecture: str, epochs: int, seed: int, report: Callable[[str], No
 
 
 def _tensors(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+    x = to_tensor(images)
     return x.contiguous(), torch.from_numpy(labels)
 
 

@@ -288,8 +288,7 @@ class RunDirectory:
 def default_path(config: RunConfig) -> Path:
     """Return a new path in ~/fedtta-runs, named by time and methods."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    methods = ("tgfl", config.head) if config.task == "tgfl" else (config.strategy, config.adapter)
-    first, second = (name.rpartition(":")[2] for name in methods)
+    first, second = (name.rpartition(":")[2] for name in config.methods())
     return in_home("fedtta-runs", f"{stamp}-{first}-{second}")
 
 

@@ -315,8 +315,7 @@ class PersonalizedStrategy(Strategy):
         log(
             logging.INFO,
             "%s x %s on %s: clients %d, nodes %d, seed %d",
-            self.config.strategy,
-            self.config.adapter,
+            *self.config.methods(),
             self.config.dataset,
             len(self.roster.node_of),
             len(set(self.roster.node_of.values())),

@@ -1,11 +1,9 @@
 """Two heads on one extractor: federated training, then prediction sample by sample (BTFL, FedTHE and others)."""
 
-import logging
 from collections.abc import Iterable
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -83,18 +81,6 @@ class TGFL(PersonalizedStrategy):
         """Return no closing messages: no score is late."""
         self._round = Round(server_round, closing=True)
         return []
-
-    def summary(self) -> None:
-        """Log what runs, in one line."""
-        log(
-            logging.INFO,
-            "tgfl x %s on %s: clients %d, nodes %d, seed %d",
-            self.config.head,
-            self.config.dataset,
-            len(self.roster.node_of),
-            len(set(self.roster.node_of.values())),
-            self.config.seed,
-        )
 
     def _keep(self, clients: tuple[str, ...], states: State) -> None:
         """Give the one new state to all clients of the run, whoever took part."""

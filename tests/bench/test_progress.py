@@ -20,7 +20,7 @@ def running(done: int, rounds: int) -> Running:
 def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    lines = Lines(cells=4, workers=2)
+    lines = Lines(cells=4)
     lines.started(CELL)
     clock[0] += 30
     lines.advanced([running(5, 10)])
@@ -39,7 +39,7 @@ def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 def test_what_had_been_before_says_nothing_of_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    lines, one = Lines(cells=2, workers=1), running(8, 10)
+    lines, one = Lines(cells=2), running(8, 10)
     one.before = 6
     clock[0] += 60
     assert lines.left([one]) == "about 6 min left"  # a fifth of a cell in a minute; 1.2 are left
@@ -49,11 +49,11 @@ def test_what_had_been_before_says_nothing_of_how_long_it_takes(monkeypatch: pyt
 
 
 def test_at_the_beginning_the_time_is_not_known() -> None:
-    assert Lines(4, 2).left([running(0, 0)]) == "time left not known yet"
+    assert Lines(4).left([running(0, 0)]) == "time left not known yet"
 
 
 def test_the_live_table_prints_what_has_ended_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with Live(1, 1) as live:
+    with Live(1) as live:
         live.started(CELL)
         live.advanced([running(1, 2)])
         live.ended(CELL, "", 3.0)
