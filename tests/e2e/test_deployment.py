@@ -307,7 +307,7 @@ def test_nobody_is_a_client_that_its_key_was_not_registered_for(federation: Fede
     assert federation.fedtta("register", str(key), "--name", "spare,other", *where).returncode == 0
     device = federation.join("gate", key="stranger")
     until(lambda: "spare,other" in federation.online(), "the stranger has not joined")
-    done = federation.run(federation.folder / "claimed", "join-timeout=20")
+    done = federation.run(federation.folder / "claimed", "join-timeout=30")
     assert done.returncode == 2
     assert "says that it hosts gate, and is registered as spare,other: " in done.stdout
     assert "1 of 3 clients did not join" in done.stdout + done.stderr
