@@ -78,7 +78,9 @@ def run(
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(help="strategies, adapters, heads, datasets, corruptions, models, configs, benchmarks or keys"),
+        typer.Argument(
+            help="strategies, adapters, heads, datasets, corruptions, models, configs, presets, benchmarks or keys"
+        ),
     ] = None,
 ) -> None:
     """Show what a run config can name."""
