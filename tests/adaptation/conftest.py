@@ -1,11 +1,13 @@
 """A tiny network written by hand, for oracles that repeat its arithmetic in plain loops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedtta_flwr.adaptation.base import Adapter
 
 
 class Tiny(nn.Module):
@@ -72,3 +74,17 @@ def images() -> Callable[..., Tensor]:
         return torch.rand((count, 3, size, size), generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
     return draw
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in state.items()}
+
+
+def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two states have the same tensors, in name, order, dtype and value."""
+    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+
+
+def both(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return copies of what travels and of what stays at home."""
+    return copied(adapter.adapted_state()), copied(adapter.local_state())

@@ -12,6 +12,7 @@ from fedtta_flwr.adaptation.entropy import Entropy
 from fedtta_flwr.adaptation.source import Source
 from fedtta_flwr.errors import CheckpointError
 from fedtta_flwr.options import EntropyOptions, NoOptions
+from tests.adaptation.conftest import copied, same_bits
 
 Make = Callable[..., nn.Module]
 Images = Callable[..., Tensor]
@@ -22,14 +23,6 @@ ADAPTERS: dict[str, Callable[[nn.Module], Adapter]] = {
 }
 every_adapter = pytest.mark.parametrize("make_adapter", ADAPTERS.values(), ids=ADAPTERS.keys())
 changing_adapter = pytest.mark.parametrize("make_adapter", [ADAPTERS["bn-stats"], ADAPTERS["entropy"]])
-
-
-def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.clone() for name, t in state.items()}
-
-
-def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
 
 
 @every_adapter

@@ -14,6 +14,7 @@ from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.records import from_arrays, to_arrays
 from fedtta_flwr.registry import ADAPTERS, resolve
 from fedtta_flwr.workbench import Workbench
+from tests.adaptation.conftest import both, copied, same_bits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,18 +75,6 @@ def stream(device: torch.device, dtype: torch.dtype = torch.float32) -> Iterator
     for count in (24, 24, 7, 1, 24):
         yield digits(count, start)[0].to(device, dtype)
         start += count
-
-
-def copied(state: State) -> State:
-    return {key: t.clone() for key, t in state.items()}
-
-
-def same_bits(a: State, b: State) -> bool:
-    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
-
-
-def both(adapter: Adapter) -> tuple[State, State]:
-    return copied(adapter.adapted_state()), copied(adapter.local_state())
 
 
 @every_adapter

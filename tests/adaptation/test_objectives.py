@@ -44,6 +44,7 @@ from fedtta_flwr.options import (
     TentOptions,
 )
 from fedtta_flwr.server import federation
+from tests.adaptation.conftest import copied, same_bits
 from tests.adaptation.oracle import by_batch, cross_entropy, leaves, network, softmax
 
 F64 = torch.float64
@@ -63,14 +64,6 @@ any_term = pytest.mark.parametrize("term", [FedProx(10.0), FedAMP(10.0), PFedGra
 def lists(seed: int, grad: bool = False) -> list[Tensor]:
     g = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=g, dtype=F64).requires_grad_(grad) for shape in ((3, 2), (4,), ())]
-
-
-def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.clone() for name, t in state.items()}
-
-
-def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return list(a) == list(b) and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def flat(tensors: list[Tensor]) -> list[float]:

@@ -13,6 +13,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.records import from_arrays, to_arrays
 from fedtta_flwr.registry import ADAPTERS, resolve
+from tests.adaptation.conftest import both, copied, same_bits
 
 Make = Callable[..., nn.Module]
 State = dict[str, Tensor]
@@ -39,18 +40,6 @@ def batch(kind: str, count: int, seed: int) -> Tensor:
     if kind in ("nan", "inf"):
         x[-1, 1, 2, 3] = float(kind)
     return {"same": x[:1].repeat(count, 1, 1, 1), "one": x[:1], "empty": x[:0]}.get(kind, x)
-
-
-def copied(state: State) -> State:
-    return {key: t.clone() for key, t in state.items()}
-
-
-def same_bits(a: State, b: State) -> bool:
-    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
-
-
-def both(adapter: Adapter) -> tuple[State, State]:
-    return copied(adapter.adapted_state()), copied(adapter.local_state())
 
 
 def finite(state: State) -> bool:
