@@ -148,7 +148,7 @@ def error_of(message: Message) -> str | None:
 
 def printable(text: str) -> str:
     """Return what another machine has said as one line for a log: no control characters, and not for ever."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * LONGEST_LINE]).split())
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
 
 

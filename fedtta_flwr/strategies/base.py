@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter
-from fedtta_flwr.config import RunConfig, Scalar
+from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
@@ -24,7 +24,7 @@ from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
 from fedtta_flwr.strategies.replies import Limits, read_replies
-from fedtta_flwr.strategies.roster import Roster, gather
+from fedtta_flwr.strategies.roster import NEVER_HERE, Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
 from fedtta_flwr.strategies.updates import (
     State,
@@ -360,7 +360,7 @@ class PersonalizedStrategy(Strategy):
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
         options |= {f"objective.{key}": value for key, value in self.objectives.items()}
         messages = []
-        self._round.missing |= self.roster.absent()
+        self._round.missing |= self.roster.absent(self.config.client_names())
         for node, clients in self.roster.nodes().items():
             known = [client for client in clients if client in self.personal]
             info = {
@@ -408,13 +408,17 @@ class PersonalizedStrategy(Strategy):
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
-        limits = Limits(self.roster.classes, self.config.aggregate_every, self.largest_slot())
+        expected, classes, slots = self.expected(), self.roster.classes, self.config.aggregate_every
+        size = sum(t.nbytes for t in (*expected.state.values(), *expected.described().values()))
+        counts = 4 * classes * (slots + 1) * (2 * len(SCORES) + 2)
+        limits = Limits(classes, slots, self.largest_slot(), self.config.round_timeout, 2 * (size + counts))
         read = read_replies(round_, replies, self._asked_by, limits)
-        rejected = screen(read, self.expected()) if read else {}
+        rejected = screen(read, expected) if read else {}
         round_.missing |= rejected
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
         for client, reason in sorted(round_.missing.items()):
-            log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
+            if reason != NEVER_HERE:  # who that is has been said at the beginning
+                log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
         for client in round_.forgot if round_.number > 1 else ():
             log(logging.WARNING, "round %d: %s goes on without the state that it kept at home", round_.number, client)
         asked = {client for clients in self._asked_by.values() for client in clients}

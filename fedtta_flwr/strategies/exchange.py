@@ -7,15 +7,11 @@ from collections.abc import Callable, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedtta_flwr.strategies.mailbox import Mailbox, is_far
+
 FIRST_WAIT, LONGEST_WAIT = 0.001, 1.0  # seconds
 LONGEST_HERE = 0.05  # where the grid is in this process: asking it costs next to nothing
 LOOK_EVERY = 1.0
-
-
-def is_far(grid: Grid) -> bool:
-    """Return whether nodes are reached through a SuperLink and may come and go; in a simulation all are there."""
-    # By name, since to import that class takes a second, which others need not wait.
-    return any(kind.__name__ == "HttpGrid" for kind in type(grid).__mro__)
 
 
 def unguessable() -> str:
@@ -51,15 +47,15 @@ def send_and_receive(
     list of Message
         In the order of arrival; whose reply is missing is for the caller to find out.
     """
-    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
+    mail = Mailbox()
+    mail.push(grid, messages)
     first, longest = (LONGEST_WAIT, LONGEST_WAIT) if is_far(grid) else (FIRST_WAIT, LONGEST_HERE)
     looked = time.monotonic()
     deadline, wait = looked + timeout, first
     replies: list[Message] = []
-    while waiting:
-        arrived = list(grid.pull_messages(sorted(waiting)))
+    while mail.waiting:
+        arrived = mail.pull(grid)
         replies += arrived
-        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
         if arrived:
             wait = first
             continue

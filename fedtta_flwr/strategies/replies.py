@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, Message
+from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +38,12 @@ LATE = "late"
 SEEN_FOR = {LATE: "late-seen", "post": "post-seen"}
 KNOWN_COUNTS = {*NAMES, LATE, "seen", *SEEN_FOR.values()}
 KNOWN_RECORDS = {INFO, STATE, DESCRIPTOR, SCORES, HEADS}
+LONGEST_NAME = 200
+#: bytes that a reply may have beside its clients' tensors
+SLACK = 2**20
+#: Flower's error for what has expired before it was answered; it speaks of a database
+EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
+IN_TIME = "no reply in time"
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,17 @@ class Limits:
         Of a client in a round.
     samples : int
         Of a slot.
+    seconds : float
+        Of its client's work.
+    bytes : float
+        Of a client's tensors.
     """
 
     classes: int
     slots: int
     samples: int
+    seconds: float = math.inf
+    bytes: float = math.inf
 
 
 def read_replies(
@@ -72,7 +86,9 @@ def read_replies(
         asked = asked_by[reply.metadata.reply_to_message_id]
         answered.update(asked)
         try:
-            if (error := error_of(reply)) is None:
+            if reply.has_error() and reply.error.code == EXPIRED:
+                error: str | None = IN_TIME
+            elif (error := error_of(reply)) is None:
                 error = _enter(round_, reply, asked, limits, updates, intervals)
         except Exception as malformed:  # of what another machine says nothing can be relied on
             error = printable(f"malformed reply: {type(malformed).__name__}: {malformed}")
@@ -80,7 +96,7 @@ def read_replies(
             round_.missing |= dict.fromkeys(asked, error)
     round_.samples = sum(update.examples for update in updates.values())
     all_asked = {client for clients in asked_by.values() for client in clients}
-    round_.missing |= dict.fromkeys(all_asked - answered, "no reply in time")
+    round_.missing |= dict.fromkeys(all_asked - answered, IN_TIME)
     round_.seconds["client"] = sum(end - start for start, end in intervals)
     round_.seconds["busy"] = busy_seconds(intervals)
     return updates
@@ -95,6 +111,8 @@ def _enter(
     intervals: list[tuple[float, float]],
 ) -> str | None:
     """Enter one reply; return what is wrong with it, or None. Of a malformed one nothing is entered."""
+    if (size := _size(reply)) > len(asked) * limits.bytes + SLACK:
+        return f"malformed reply: {size:,} bytes of tensors, at most {limits.bytes:,.0f} a client are taken"
     info = reply.content.config_records[INFO]
     clients, updated, forgot = (_names(info, key) for key in ("clients", "updated", "forgot"))
     failed = dict(zip(_names(info, "failed"), (printable(str(why)) for why in _list(info, "failures")), strict=True))
@@ -112,7 +130,8 @@ def _enter(
     counts = _counts(clients, info, arrays_of(reply.content, SCORES), limits)
     domains = _domains(clients, info)
     histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
-    interval = _seconds(info["started"]), _seconds(info["ended"])
+    started, ended = _seconds(info["started"]), _seconds(info["ended"])
+    interval = started, min(max(started, ended), started + limits.seconds)  # clocks may be set meanwhile
     steps = _whole(info["steps"], (limits.slots + 1) * len(clients))  # a slot each, and once more to finetune
     rolled_back = _whole(info["rolled-back"], steps)
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
@@ -165,8 +184,7 @@ def _counts(clients: Sequence[str], info: ConfigRecord, scores: dict[str, Tensor
         if key.endswith("seen"):
             continue
         is_late = key == LATE
-        correct = table.numpy().astype(np.int64)
-        seen = scores[SEEN_FOR.get(key, "seen")].numpy().astype(np.int64)
+        correct, seen = (_integers(t) for t in (table, scores[SEEN_FOR.get(key, "seen")]))
         if not correct.shape == seen.shape == (len(clients), 1 if is_late else slots, limits.classes):
             raise ValueError(f"counts of {key} have shape {correct.shape}")
         if (correct < 0).any() or (correct > seen).any():
@@ -202,7 +220,7 @@ def _histograms(
     """Return the histograms [BINS] by client and test set, of which a visit predicts one."""
     if WEIGHTS not in heads:
         return {}
-    table, sets = heads[WEIGHTS].numpy().astype(np.int64), _names(info, "domains")
+    table, sets = _integers(heads[WEIGHTS]), _names(info, "domains")
     if table.shape != (len(clients), BINS) or (table < 0).any() or len(sets) != len(clients):
         raise ValueError(f"weights of the heads have shape {table.shape}, or are negative")
     return {(client, name): row for client, name, row in zip(clients, sets, table, strict=True) if row.any()}
@@ -214,10 +232,21 @@ def _list(info: ConfigRecord, key: str) -> list[object]:
     return list(found)
 
 
+def _size(reply: Message) -> int:
+    """Return the bytes of what a reply brings as tensors, whatever it says of them."""
+    return sum(len(array.data) for record in reply.content.array_records.values() for array in record.values())
+
+
+def _integers(t: Tensor) -> NDArray[np.int64]:
+    if t.dtype != torch.int32:
+        raise TypeError(f"counts of {str(t.dtype).removeprefix('torch.')}, expected int32")
+    return t.numpy().astype(np.int64)
+
+
 def _names(info: ConfigRecord, key: str) -> list[str]:
-    names = [name for name in _list(info, key) if isinstance(name, str) and name.isprintable()]
+    names = [n for n in _list(info, key) if isinstance(n, str) and n.isprintable() and len(n) <= LONGEST_NAME]
     if len(names) < len(info[key]):  # type: ignore[arg-type]
-        raise TypeError(f"{key} holds something else than names")
+        raise TypeError(f"{key} holds something else than names of up to {LONGEST_NAME} characters")
     return names
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Annotated, Self
@@ -17,7 +17,8 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError, first_fault
 from fedtta_flwr.plugins import device_code
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
-from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, is_far, unguessable
+from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, unguessable
+from fedtta_flwr.strategies.mailbox import Mailbox, is_far
 
 #: Flower's errors for a node that was lost on the way; while there is time it may come back
 GONE = (
@@ -28,9 +29,11 @@ GONE = (
 )
 #: seconds after which a node that cannot serve the run is asked again: somebody may have mended it
 ASK_AGAIN = 60.0
+NEVER_HERE = "it has not joined"
 
 
 Name = Annotated[str, AfterValidator(printable)]
+Names = Annotated[list[Name], Field(max_length=100_000)]
 
 
 class Hello(BaseModel):
@@ -38,14 +41,14 @@ class Hello(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    clients: list[Name]
-    others: list[Name]
-    slots: list[Annotated[int, Field(ge=0)]]
+    clients: Names
+    others: Names
+    slots: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)]
     classes: Annotated[int, Field(ge=0)]
-    code: str
-    plugins: list[Name]
-    config: str
-    model: str
+    code: Name
+    plugins: Names
+    config: Name
+    model: Name
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -88,7 +91,7 @@ class Roster:
     refused: dict[int, str] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     _ask_at: dict[int, float] = field(default_factory=dict)
-    _waiting: dict[str, int] = field(default_factory=dict)
+    _mail: Mailbox = field(default_factory=Mailbox)
 
     def nodes(self) -> dict[int, list[str]]:
         """Return the clients, sorted, of each connected node, in the order of their first client."""
@@ -98,9 +101,15 @@ class Roster:
                 hosted.setdefault(self.node_of[client], []).append(client)
         return hosted
 
-    def absent(self) -> dict[str, str]:
-        """Return why the clients of nodes that are not connected take no part."""
-        return {c: f"its node {n} is not connected" for c, n in self.node_of.items() if n not in self.present}
+    def absent(self, clients: Iterable[str]) -> dict[str, str]:
+        """Return why those of a run's clients that have no connected node take no part."""
+        gone = {c: f"its node {n} is not connected" for c, n in self.node_of.items() if n not in self.present}
+        return dict.fromkeys(set(clients) - self.node_of.keys(), NEVER_HERE) | gone
+
+    def called(self, node: int) -> str:
+        """Return how a node is named in messages: by its number, and the name that it was registered under."""
+        name = self.names.get(node, "")
+        return f"node {node} ({printable(name)})" if name else f"node {node}"
 
     def look(self, grid: Grid) -> list[Message]:
         """See who is connected, ask those who have not been asked yet whom they host, and return the answers so far."""
@@ -118,11 +127,10 @@ class Roster:
         if new:
             nonce = {"nonce": ConfigRecord({"nonce": unguessable()})}
             messages = [Message(RecordDict(nonce), node_id, HELLO, group_id="0") for node_id in new]  # type: ignore[arg-type]
-            sent = zip(grid.push_messages(messages), new, strict=True)
-            self._waiting.update({message_id: node_id for message_id, node_id in sent if message_id})
+            self._mail.push(grid, messages)
         answers = []
-        for reply in list(grid.pull_messages(sorted(self._waiting))) if self._waiting else []:
-            node_id = self._waiting.pop(reply.metadata.reply_to_message_id)
+        for reply in self._mail.pull(grid):
+            node_id = reply.metadata.src_node_id
             if reply.has_error() and reply.error.code in GONE:
                 log(WARNING, "node %d did not answer (%s); it is asked again", node_id, error_of(reply))
                 self._ask_at.pop(node_id, None)
@@ -151,7 +159,7 @@ class Roster:
 
     def is_final(self, grid: Grid) -> bool:
         """Return whether all have answered and nobody else will come, as in a simulation, whose nodes are all there."""
-        return not is_far(grid) and not self._waiting and self.present <= self._ask_at.keys()
+        return not is_far(grid) and not self._mail.waiting and self.present <= self._ask_at.keys()
 
 
 def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> Roster:
@@ -191,8 +199,8 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
                 raise FederationError(reasons[0])
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
-                f"({len(roster._ask_at)} nodes asked, {len(roster._waiting)} of them silent): {_few(missing)}; start "
-                f"them, or set num-clients, join-timeout or quorum"
+                f"({len(roster._ask_at)} nodes asked, {len(roster._mail.waiting)} of them silent): {_few(missing)}; "
+                f"start them, or set num-clients, join-timeout or quorum"
                 + (f"; present, but not of this run: {_few(sorted(roster.others))}" if roster.others else "")
                 + (f"; cannot serve the run: {_few(reasons, '; ')}" if reasons else "")
             )
@@ -202,14 +210,15 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
 
 def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str], returning: bool) -> None:
     node, expected = reply.metadata.src_node_id, config.client_names()
+    who = roster.called(node)
     if (error := error_of(reply)) is not None:
-        raise FederationError(f"node {node}: {error}")
+        raise FederationError(f"{who}: {error}")
     try:
         hello = Hello.model_validate(dict(reply.content.config_records["hello"]))
     except (KeyError, ValidationError) as error:
         fault = first_fault(error) if isinstance(error, ValidationError) else "no record 'hello'"
         raise FederationError(
-            f"node {node} answers what no client of ours does ({printable(fault)}): install the server's version there"
+            f"{who} answers what no client of ours does ({printable(fault)}): install the server's version there"
         ) from None
     if (name := roster.names.get(node, "")) and (others := sorted(set(hello.clients) - set(name.split(",")))):
         raise FederationError(
@@ -218,36 +227,35 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
             f"KEY.pub --name A,B)"
         )
     if not roster.others.issuperset(hello.others):
-        log(WARNING, "node %d hosts %s, not of this run", node, _few(hello.others))
+        log(WARNING, "%s hosts %s, not of this run", who, _few(hello.others))
         roster.others.update(hello.others)
     if not hello.clients:
         return
     if hello.code != code_fingerprint():
         raise FederationError(
-            f"node {node} runs other code than the server (fedtta_flwr {hello.code}, expected "
+            f"{who} runs other code than the server (fedtta_flwr {hello.code}, expected "
             f"{code_fingerprint()}): install the same version there; in a simulation, stop the local SuperLink that "
             f"another checkout started (pkill -f 'flower-superlink.*local-superlink')"
         )
     if hello.plugins != plugins:
         raise FederationError(
-            f"node {node} has other code of your own than the server ({', '.join(hello.plugins) or 'none'}, expected "
+            f"{who} has other code of your own than the server ({', '.join(hello.plugins) or 'none'}, expected "
             f"{', '.join(plugins) or 'none'}): install the same version there, and restart it"
         )
     if hello.config != config.fingerprint():
         raise FederationError(
-            f"node {node} has another run config than the server ({hello.config}, expected {config.fingerprint()})"
+            f"{who} has another run config than the server ({hello.config}, expected {config.fingerprint()})"
         )
     if strangers := set(hello.clients) - set(expected):
-        raise FederationError(f"node {node} hosts {min(strangers)!r}, who is not of this run: name a client of it")
+        raise FederationError(f"{who} hosts {min(strangers)!r}, who is not of this run: name a client of it")
     model, classes = roster.model or hello.model, roster.classes or hello.classes
     if hello.model != model:
         raise FederationError(
-            f"node {node} has another source model ({hello.model}, expected {model}): give every node the server's "
-            f"checkpoint"
+            f"{who} has another source model ({hello.model}, expected {model}): give every node the server's checkpoint"
         )
     if hello.classes != classes:
         raise FederationError(
-            f"node {node} has data of {hello.classes} classes, expected {classes}: give every node the server's"
+            f"{who} has data of {hello.classes} classes, expected {classes}: give every node the server's"
         )
     still_there = {c: n for c in hello.clients if (n := roster.node_of.get(c, node)) != node and n in roster.present}
     for client, before in still_there.items():

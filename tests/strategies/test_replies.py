@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import DESCRIPTOR, INFO, SCORES, STATE, error_reply, from_arrays, to_arrays
@@ -83,8 +85,11 @@ NODE_3 = reply_with(
 )
 
 
+LIMITS = Limits(classes=2, slots=2, samples=5)
+
+
 def read(
-    *makes: Make | None, number: int = 7, backwards: bool = False
+    *makes: Make | None, number: int = 7, backwards: bool = False, limits: Limits = LIMITS
 ) -> tuple[Round, dict[str, Update], list[Message]]:
     """Exchange a message with each node; a node without a maker stays silent."""
     app = ClientApp()
@@ -104,7 +109,7 @@ def read(
     sent = {m.metadata.message_id or f"silent-{m.metadata.dst_node_id}": m.metadata.dst_node_id for m in messages}
     asked_by = {message_id: HOSTED[node] for message_id, node in sent.items()}
     round_ = Round(number)
-    return round_, read_replies(round_, replies, asked_by, Limits(classes=2, slots=2, samples=5)), replies
+    return round_, read_replies(round_, replies, asked_by, limits), replies
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -216,6 +221,57 @@ def test_a_reply_without_scores_or_descriptor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("started", "ended", "seconds"),
+    [(10.0, 12.5, 2.5), (10.0, 9.0, 0.0), (10.0, 1e300, 60.0), (-1.7e308, 1.7e308, 0.0), (1.7e308, -1.7e308, 0.0)],
+)
+def test_nobody_works_longer_than_a_round_lasts(started: float, ended: float, seconds: float) -> None:
+    """Clocks are set, and devices may say what they like."""
+
+    def app(message: Message) -> Message:
+        reply = NODE_3(message)
+        reply.content.config_records[INFO].update({"started": started, "ended": ended})
+        return reply
+
+    round_, updates, _ = read(None, app, limits=replace(LIMITS, seconds=60.0))
+    assert list(updates) == ["b"]
+    assert round_.seconds["client"] == round_.seconds["busy"] == seconds
+
+
+def test_too_large_a_reply_is_not_decoded() -> None:
+    def huge(message: Message) -> Message:
+        reply = NODE_3(message)
+        reply.content[STATE] = to_arrays({"w": torch.zeros(2**19)})
+        return reply
+
+    round_, updates, _ = read(NODE_2, huge, limits=replace(LIMITS, bytes=100.0))
+    assert sorted(updates) == ["a", "c"]
+    assert "2,09" in round_.missing["b"]
+    assert "bytes of tensors, at most 100 a client are taken" in round_.missing["b"]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32, torch.int64])
+def test_counts_are_of_one_kind(dtype: torch.dtype) -> None:
+    def other(message: Message) -> Message:
+        reply = NODE_3(message)
+        counts = {name: t.to(dtype) for name, t in from_arrays(reply.content.array_records[SCORES]).items()}
+        reply.content[SCORES] = to_arrays(counts)
+        return reply
+
+    round_, updates, _ = read(NODE_2, other)
+    assert sorted(updates) == ["a", "c"]
+    assert f"counts of {str(dtype).removeprefix('torch.')}, expected int32" in round_.missing["b"]
+
+
+def test_what_has_expired_was_not_in_time() -> None:
+    message = Message(RecordDict(), 3, "train.visit")
+    message.metadata.__dict__["_message_id"] = "sent"
+    late = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "not found in the database"), reply_to=message)
+    round_ = Round(7)
+    assert read_replies(round_, [late], {"sent": ["b"]}, LIMITS) == {}
+    assert round_.missing == {"b": "no reply in time"}
+
+
+@pytest.mark.parametrize(
     ("spoilt", "word"),
     [
         ({"samples": []}, "samples of 0 clients, 1 adapted"),
@@ -238,6 +294,7 @@ def test_a_reply_without_scores_or_descriptor() -> None:
         ({"forgot": ["c"]}, "c, who was not asked"),
         ({"domains": [b"fog"]}, "domains holds something else"),
         ({"domains": ["\x1b[31mfog"]}, "domains holds something else"),
+        ({"domains": ["f" * 201]}, "domains holds something else than names of up to 200 characters"),
         ({"domains": ["fog"] * 3}, "3, expected a whole number from 0 to 2"),
         ({"late-domains": [1]}, "late-domains holds something else"),
         ({"failed": ["b"], "failures": ["disk"]}, "b failed and adapted at once"),

@@ -270,6 +270,11 @@ def test_another_config_is_refused(
         ({"classes": 1000}, "has data of 1000 classes, expected 10"),
         ({"clients": ["client-01", "nobody"]}, "hosts 'nobody', who is not of this run"),
         ({}, "no record 'hello'"),
+        ({"slots": [10**10]}, "slots.0"),
+        (
+            {"code": "\x1b[2Jall is well\nINFO: done"},
+            "runs other code than the server (fedtta_flwr [2Jall is well INFO: done,",
+        ),
     ],
 )
 @pytest.mark.parametrize("late", [False, True])
