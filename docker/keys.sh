@@ -87,6 +87,7 @@ make_clients() {
     [ ! -e "$dir/clients/$name" ] && [ ! -e "$dir/clients/$name.pub" ] ||
       fail "$dir/clients/$name is there already; to replace it, revoke it (docs/deploy.md) and move it away first"
   done
+  [ "$(printf '%s\n' "$@" | sort -u | wc -l)" -eq $# ] || fail "a name is given twice; name each once"
   mkdir -p "$dir/clients"
   for name in "$@"; do
     ssh-keygen -q -t ecdsa -b 384 -N "" -C "" -f "$dir/clients/$name"

@@ -1,12 +1,15 @@
 """``fedtta serve``, ``register``, ``nodes``, ``revoke``, ``join`` and ``doctor``: a federation of real machines."""
 
+import fcntl
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedtta_flwr.credentials import check_certificate
 from fedtta_flwr.deploy import (
     CA,
     CERTIFICATE,
@@ -22,6 +25,7 @@ from fedtta_flwr.deploy import (
 from fedtta_flwr.deploy import node_config as make_node_config
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
+from fedtta_flwr.registry import names_in
 
 app = typer.Typer()
 
@@ -58,6 +62,7 @@ def serve(
     fleet = Address(host.strip("[]"), fleet_port)
     check_free("--fleet-port or --host", fleet)
     check_free("--control", address)
+    _hold(home)
     command = superlink_command(
         fleet=fleet,
         control=address,
@@ -84,15 +89,9 @@ def register(
     insecure: Insecure = False,
 ) -> None:
     """Let a device in, as the host of these clients."""
-    from fedtta_flwr.config import CLIENT_NAME
     from fedtta_flwr.nodes import register as register_node
 
-    for part in name.split(","):
-        if not CLIENT_NAME.fullmatch(part):
-            raise ConfigError(
-                f"--name {name!r}: {part!r} is no name of a client; allowed: letters, digits, '.', '_' and '-'; "
-                "several names separated by commas, without spaces"
-            )
+    _check_names("--name", name, name.split(","))
     where = control_address(control, ca, insecure)
     typer.echo(f"{name}: node {register_node(*where, expanded('KEY.PUB', public_key), name)}")
 
@@ -150,8 +149,10 @@ def join(
         raise ConfigError(f"--data-dir {data_dir}: no such folder; make it, or name another")
     if checkpoint is not None and not expanded("--checkpoint", checkpoint).exists():
         raise ConfigError(f"--checkpoint {checkpoint}: no such file; copy the run's there, or name another")
+    names = names_in(client)
+    _check_names("--client", client, names)
     # A device that is switched off and on again finds its clients' own states there, whatever the run config says.
-    home = _home(state_dir_, client.replace(" ", "").replace(",", "+"))
+    home = _home(state_dir_, "+".join(sorted(names)))
     settings = make_node_config(
         clients=client,
         data_dir=data_dir,
@@ -220,7 +221,21 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
     for name in (CA, CERTIFICATE, KEY):
         if not os.access(folder / name, os.R_OK):
             raise ConfigError(f"--certificates {folder}: {name} is absent or cannot be read; docker/keys.sh makes it")
+    check_certificate(folder / CERTIFICATE, folder / KEY)
     return folder
+
+
+def _check_names(option: str, text: str, names: Sequence[str]) -> None:
+    from fedtta_flwr.config import CLIENT_NAME
+
+    for i, name in enumerate(names or [text]):
+        if not CLIENT_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{option} {text!r}: {name!r} is no name of a client; allowed: letters, digits, '.', '_' and '-'; "
+                "several names separated by commas, without spaces"
+            )
+        if name in names[:i]:
+            raise ConfigError(f"{option} {text!r}: {name!r} stands there twice; name each once")
 
 
 def _given(option: str, path: Path | None) -> Path | None:
@@ -234,6 +249,18 @@ def _home(given: Path | None, name: str) -> Path:
     except OSError as error:
         raise ConfigError(f"--state-dir {home}: cannot be made ({error.strerror}); name another") from None
     return home
+
+
+def _hold(home: Path) -> None:
+    """Keep a server's state for this process and what takes its place, until that ends."""
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--state-dir {home}: another server runs there; stop it, or name another") from None
+    except OSError:
+        pass  # some network file systems know no locks of folders
+    os.set_inheritable(handle, True)
 
 
 def _say(text: str) -> None:

@@ -80,3 +80,31 @@ def load_public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
         raise ConfigError(f"{path}: {type(key).__name__.lstrip('_')}; {wanted}")
     return public_key_to_bytes(key)
+
+
+def check_certificate(certificate: Path, key: Path) -> None:
+    """Find out whether a server's certificate and private key belong together, and are valid now.
+
+    Raises
+    ------
+    ConfigError
+        If not.
+    """
+    import ssl
+    from datetime import UTC, datetime
+
+    from cryptography import x509
+
+    again = "make a new one (docker/keys.sh server)"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise ConfigError(f"{certificate}: cannot be used with {key.name} ({why}); {again}") from None
+    begin, end, now = read.not_valid_before_utc, read.not_valid_after_utc, datetime.now(UTC)
+    if not begin <= now <= end:
+        raise ConfigError(
+            f"{certificate}: valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, this clock says {now:%Y-%m-%d %H:%M} UTC: "
+            f"set the clock (NTP), or {again}"
+        )

@@ -61,6 +61,26 @@ def reach(server: Address) -> None:
         pass
 
 
+def check_plain(server: Address) -> None:
+    """Connect to a server as a device without TLS will.
+
+    Raises
+    ------
+    NotYet
+        Nobody answers.
+    FederationError
+        Who answers speaks TLS.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is believed, and nothing said
+    with _connect(server) as plain:
+        try:
+            context.wrap_socket(plain, server_hostname=server.host).close()
+        except OSError:
+            return
+    raise FederationError(f"{server} speaks TLS: join it with --ca and --key, not with --insecure")
+
+
 def check_tls(server: Address, ca: Path) -> Certificate:
     """Shake hands with a server as its devices will; return what its certificate says.
 

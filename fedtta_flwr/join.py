@@ -11,8 +11,8 @@ from fedtta_flwr.control import environment
 from fedtta_flwr.credentials import load_key
 from fedtta_flwr.deploy import Address, supernode_command
 from fedtta_flwr.errors import FederationError
-from fedtta_flwr.fleet import NotYet, check_tls, is_registered, reach
-from fedtta_flwr.launch import free_port
+from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered
+from fedtta_flwr.launch import check_free, free_port
 from fedtta_flwr.processes import end_with_parent, stop
 from fedtta_flwr.registry import PLUGIN_VARIABLE
 
@@ -51,10 +51,12 @@ def join(
     Raises
     ------
     ConfigError
-        A file cannot be used.
+        A file cannot be used, or the port.
     FederationError
         The server is another one than it should be, or does not know the key: somebody has to see to it.
     """
+    if runtime_port:
+        check_free("--runtime-port", Address("127.0.0.1", runtime_port))
     private_key = None if key is None else load_key(key)
     env = environment(home)
     if package := node_config.get("stream", "").partition(":")[0].partition(".")[0]:
@@ -65,7 +67,7 @@ def join(
         began = time.monotonic()
         try:
             if ca is None:
-                reach(server)
+                check_plain(server)
             else:
                 check_tls(server, ca)
             port = runtime_port or free_port()

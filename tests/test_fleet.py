@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 from fedtta_flwr import join as joining
-from fedtta_flwr.credentials import load_ca, load_key
+from fedtta_flwr.credentials import check_certificate, load_ca, load_key
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.fleet import NotYet, check_tls, is_registered, reach
+from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered, reach
 
 ROOT = Path(__file__).parents[1]
 
@@ -209,6 +209,33 @@ def test_a_server_that_fails_is_not_one_that_refuses(keys: Path, name: str, heal
     assert isinstance(caught.value, NotYet) == heals
     assert "disk is full" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_without_tls_does_not_wait_for_a_server_with_it(keys: Path) -> None:
+    with server(keys / "k") as address, pytest.raises(FederationError, match="speaks TLS: join it with --ca and --key"):
+        check_plain(address)
+    with fleet_api(None) as address:
+        check_plain(address)
+
+
+def test_a_servers_own_certificate(keys: Path, tmp_path: Path) -> None:
+    folder = keys / "k"
+    check_certificate(folder / "server.crt", folder / "server.key")
+    (tmp_path / "server.key").write_text("no key")
+    (tmp_path / "other").mkdir()
+    other = dated(keys, tmp_path / "other", timedelta(days=-2), timedelta(days=2))
+    for certificate, key in (
+        (folder / "server.crt", tmp_path / "server.key"),
+        (folder / "server.crt", other / "server.key"),
+        (tmp_path / "server.key", folder / "server.key"),
+    ):
+        with pytest.raises(ConfigError, match=r"cannot be used with server.key \(.*make a new one") as caught:
+            check_certificate(certificate, key)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "old").mkdir()
+    old = dated(keys, tmp_path / "old", timedelta(days=-2), timedelta(days=-1))
+    with pytest.raises(ConfigError, match=r"server.crt: valid from .* to .*, this clock says"):
+        check_certificate(old / "server.crt", old / "server.key")
 
 
 def test_nobody_there(keys: Path) -> None:

@@ -83,6 +83,12 @@ def test_nothing_is_overwritten(made: Path) -> None:
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before  # and nothing is added
 
 
+def test_a_name_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    done = keys(tmp_path, "client", "k", "a", "b", "a")
+    assert (done.returncode, "given twice" in done.stderr) == (2, True)
+    assert not (tmp_path / "k").exists()
+
+
 def test_a_certificate_is_renewed_by_the_same_ca(made: Path, tmp_path: Path) -> None:
     for name in ("ca.key", "ca.crt"):
         (tmp_path / name).write_bytes((made / name).read_bytes())
