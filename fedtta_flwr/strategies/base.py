@@ -408,7 +408,8 @@ class PersonalizedStrategy(Strategy):
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
-        expected, classes, slots = self.expected(), self.roster.classes, self.config.aggregate_every
+        expected = Update({}, None, 0) if round_.closing else self.expected()
+        classes, slots = self.roster.classes, self.config.aggregate_every
         size = sum(t.nbytes for t in (*expected.state.values(), *expected.described().values()))
         counts = 4 * classes * (slots + 1) * (2 * len(SCORES) + 2)
         limits = Limits(classes, slots, self.largest_slot(), self.config.round_timeout, 2 * (size + counts))
