@@ -20,7 +20,7 @@ def bench(
     output: Annotated[Path | None, typer.Option(help="folder for all runs; goes on where it stopped")] = None,
     run_config: Annotated[
         list[str] | None,
-        typer.Option(help="for all runs, before what SPEC says: a .toml file, or 'key=value ...'; repeatable"),
+        typer.Option(help="for all runs, in place of what SPEC says: a .toml file, or 'key=value ...'; repeatable"),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="fewer rounds and seeds, as SPEC's table `quick` says")

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.data.build import own_batch
 from fedtta_flwr.data.contracts import TakesPredictions
 from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
@@ -282,7 +283,10 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
 
 
 def _batch(bench: Workbench, client: str, slot: int) -> tuple[Tensor, Tensor | None]:
-    x, y = bench.stream(client).batch(slot)
+    if bench.config.stream:
+        x, y = own_batch(bench.config.stream, bench.stream(client), slot, bench.classes)
+    else:
+        x, y = bench.stream(client).batch(slot)
     if len(x) > bench.config.batch_size and "stream" in bench.node_config:  # of which the server knows nothing
         raise DataError(
             f"slot {slot} has {len(x)} samples, batch-size = {bench.config.batch_size}: so many at most where a node's "

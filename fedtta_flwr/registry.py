@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
@@ -298,7 +299,9 @@ def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) ->
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a package of the user's own may raise anything
-        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        remedy = "; install it (pip install -e its folder), or put it on PYTHONPATH" if absent else ""
+        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}{remedy}") from error
 
 
 def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any) -> Any:
@@ -328,6 +331,13 @@ def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type,
     return found(*arguments) if name in known else call(kind, name, found, *arguments)
 
 
+def frames_of(name: str, error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames of a traceback that are in a plugin's package, outermost first, with their lines."""
+    package = name.partition(":")[0].partition(".")[0]
+    frames = traceback.walk_tb(error.__traceback__)
+    return [(f, line) for f, line in frames if str(f.f_globals.get("__name__")).partition(".")[0] == package]
+
+
 def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function or class of the user's own makes of its arguments.
 
@@ -341,8 +351,8 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
         raise ConfigError(f"{kind} = {name!r}: {error}") from error
     except Exception as error:
-        inside = traceback.extract_tb(error.__traceback__)[1:]
-        where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
+        inside = frames_of(name, error) or list(traceback.walk_tb(error.__traceback__))[1:]
+        where = f" ({Path(inside[-1][0].f_code.co_filename).name}, line {inside[-1][1]})" if inside else ""
         given = ", ".join(type(argument).__name__ for argument in arguments)
         raise ConfigError(
             f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {in_words(error)}{where}; put it right there"

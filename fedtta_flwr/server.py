@@ -10,6 +10,7 @@ from flwr.common.logger import log
 
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.adaptation.objectives import check_terms, takes_gradient_steps, terms_from
+from fedtta_flwr.adaptation.promises import check_predict
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
 from fedtta_flwr.data.build import check_data, image_form
 from fedtta_flwr.descriptors import form_of
@@ -66,7 +67,11 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
         image = torch.rand(1, 3, *form, generator=torch_rng(config.seed, "trial"))
         (try_own if is_own(config.model) else try_network)(config.model, model, image, classes)
     roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
-    return make_adapter(config, model), roster
+    adapter = make_adapter(config, model)
+    if form:
+        with plugin_code(config.adapter):
+            check_predict(adapter, image.expand(2, -1, -1, -1).clone(), [classes])
+    return adapter, roster
 
 
 def check_same(directory: Path, config: RunConfig) -> None:

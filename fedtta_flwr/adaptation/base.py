@@ -52,8 +52,9 @@ class Adapter(ABC):
         self.steps = self.rolled_back = 0
         self.identity: tuple[str | int, ...] = (0,)
         self.objectives: Objectives | None = None
-        self._adapted: State = {name: t.detach() for name, t in self.select().items()}
-        check_own(self, self.model, self._adapted)
+        selected = self.select()
+        check_own(self, self.model, selected)
+        self._adapted: State = {name: t.detach() for name, t in selected.items()}
         self._check = StepCheck(self, self.model)
         self._live = list(self._adapted.values())
         self._local: State = {}

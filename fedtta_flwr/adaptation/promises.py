@@ -4,7 +4,8 @@ One model serves all clients of a node in turn. What a step changes and neither 
 client: results would depend on who is hosted where.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +14,23 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.checkpoints import dtype_and_shape
 from fedtta_flwr.registry import ships
 
+if TYPE_CHECKING:
+    from fedtta_flwr.adaptation.base import Adapter
+
 
 def check_own(adapter: object, model: nn.Module, selected: Mapping[str, Tensor]) -> None:
-    """Find out whether the tensors that `select` names can be mixed, and whether the model's are no copies.
+    """Find out whether what `select` names are tensors that can be mixed, and whether the model's are no copies.
 
     Others (a teacher's, say) have names that the model does not.
 
     Raises
     ------
     ConfigError
-        If one is a copy, or holds no floating-point numbers.
+        If one is a copy, or holds no floating-point numbers, or it is something else.
     """
+    if not isinstance(selected, Mapping) or not all(isinstance(t, Tensor) for t in selected.values()):
+        found = type(selected).__name__
+        raise ConfigError(f"{_named(adapter)}: select() returned {found}; return a dict of the model's tensors by name")
     for name, t in selected.items():
         if not t.is_floating_point():
             raise ConfigError(
@@ -39,6 +46,40 @@ def check_own(adapter: object, model: nn.Module, selected: Mapping[str, Tensor])
             )
 
 
+def check_predict(adapter: "Adapter", x: Tensor, logits: Sequence[int]) -> None:
+    """Let an adapter of anybody's own predict a batch x [B, C, H, W], which must change nothing.
+
+    Parameters
+    ----------
+    adapter : Adapter
+        One that ships is passed over.
+    x : Tensor
+        B > 0.
+    logits : sequence of int
+        The form of one image's logits.
+
+    Raises
+    ------
+    ConfigError
+        If it returns no logits [B, K], or changes a tensor, the batch, or a layer's mode.
+    """
+    if ships(adapter):
+        return
+    live, version = {**_tensors(adapter.model), **adapter.local_state()}, x._version
+    before = {name: (t, t.clone()) for name, t in live.items()}
+    modes = [module.training for module in adapter.model.modules()]
+    _check_logits(_named(adapter), "predict", adapter.predict(x), [len(x), *logits])
+    if changed := [name for name, (t, copy) in before.items() if not _same(t, copy)]:
+        what = _some(changed)
+    elif modes != [module.training for module in adapter.model.modules()]:
+        what = "the mode of a layer"
+    elif x._version != version:
+        what = "its batch"
+    else:
+        return
+    raise ConfigError(f"{_named(adapter)}: predict changed {what}; it must leave all as it is: scores come from it")
+
+
 class StepCheck:
     """Looks at what every step returns, and once, around an adapter's first step, at what it changed.
 
@@ -46,14 +87,14 @@ class StepCheck:
 
     Parameters
     ----------
-    adapter : object
-        Whose name is in the messages.
+    adapter : Adapter
+        Whose step it is.
     model : nn.Module
         Its model.
     """
 
-    def __init__(self, adapter: object, model: nn.Module) -> None:
-        self._adapter = _named(adapter)
+    def __init__(self, adapter: "Adapter", model: nn.Module) -> None:
+        self._adapter, self._owner = _named(adapter), adapter
         # What ships is tested for this: on a device, where every message is a process, it would be every step.
         self._ships = ships(adapter)
         self._model = model
@@ -61,16 +102,25 @@ class StepCheck:
         #: while the first step is not known to be good: the places of all tensors, copies of the undeclared ones
         self._places: dict[str, int] = {}
         self._undeclared: dict[str, Tensor] = {}
+        self._attributes: dict[str, Tensor] = {}  # the adapter's own that are declared
+        self._version = 0  # the batch's
 
     def before(self, x: Tensor, declared: Iterable[Tensor]) -> None:
         """See the model and the batch [B, C, H, W] before a step that may change the declared tensors."""
-        if self._logits is not None or self._ships:
+        if self._ships:
+            return
+        self._version = x._version
+        if self._logits is not None:
             return
         with torch.inference_mode():
-            self._logits = list(self._model(x[:1]).shape[1:])
+            logits = list(self._model(x[:1]).shape[1:])
+        check_predict(self._owner, x, logits)
+        self._logits = logits
         tensors, storages = _tensors(self._model), {_storage(t) for t in declared}
         self._places = {name: t.data_ptr() for name, t in tensors.items()}
         self._undeclared = {name: t.clone() for name, t in tensors.items() if _storage(t) not in storages}
+        own = vars(self._owner).items()
+        self._attributes = {name: t for name, t in own if isinstance(t, Tensor) and _storage(t) in storages}
 
     def after(self, x: Tensor, logits: object) -> None:
         """See what the step made of the batch, and of the model.
@@ -78,16 +128,20 @@ class StepCheck:
         Raises
         ------
         ConfigError
-            If it returned no logits [B, K], replaced a tensor of the model's, or changed one that is not declared.
+            If it returned no logits [B, K], changed its batch, replaced a tensor of the model's or a declared one, or
+            changed one that is not declared.
         """
         if self._ships:
             return
-        expected = [len(x), *(self._logits or ())]
-        if not (isinstance(logits, Tensor) and logits.is_floating_point() and list(logits.shape) == expected):
-            found = type(logits).__name__
-            if isinstance(logits, Tensor):
-                found = dtype_and_shape(logits)
-            raise ConfigError(f"{self._adapter}: step returned {found}, expected floating-point logits {expected}")
+        _check_logits(self._adapter, "step", logits, [len(x), *(self._logits or ())])
+        if x._version != self._version:
+            raise ConfigError(f"{self._adapter}: step changed its batch in place; work on a copy: others see it, too")
+        now_own = vars(self._owner)
+        if rebound := [n for n, t in self._attributes.items() if not _same_memory(t, now_own.get(n))]:
+            raise ConfigError(
+                f"{self._adapter}: step put something else in the place of {', '.join(f'self.{n}' for n in rebound)}, "
+                f"which is kept or travels; change it in place, e.g. with += or copy_"
+            )
         if not self._places:
             return
         now = _tensors(self._model)
@@ -103,6 +157,23 @@ class StepCheck:
                 f"keep(), or leave it as it is: one model serves all clients of a node"
             )
         self._places, self._undeclared = {}, {}
+
+
+def _check_logits(adapter: str, method: str, logits: object, expected: list[int]) -> None:
+    if not (isinstance(logits, Tensor) and logits.is_floating_point() and list(logits.shape) == expected):
+        found = dtype_and_shape(logits) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(f"{adapter}: {method} returned {found}, expected floating-point logits {expected}")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal; a NaN is equal to itself here."""
+    there = a.is_floating_point() and a.shape == b.shape
+    return torch.equal(a, b) or (there and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+
+
+def _same_memory(before: Tensor, now: object) -> bool:
+    """Whether an attribute is what it was: the tensor, which may have been resized, or another view of its memory."""
+    return now is before or (isinstance(now, Tensor) and _storage(now) == _storage(before))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

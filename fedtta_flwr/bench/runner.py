@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from fedtta_flwr.bench.spec import Cell, Spec, Table
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, FedTTAError, StorageError
 from fedtta_flwr.files import write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
@@ -120,7 +120,7 @@ def open_bench(
             about = json.loads(path.read_text())
             name = about["spec"]["name"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path}: damaged; name another folder, or remove this one") from None
+            about, name = {}, spec.name  # it is written anew: the runs themselves say what they are
         if name != spec.name:
             raise ConfigError(f"--output {folder}: holds the benchmark {name}, not {spec.name}; name another folder")
     elif folder.is_dir() and any(folder.iterdir()):
@@ -140,18 +140,21 @@ def open_bench(
         if not is_of_this_code(made, cell):
             stale.append(cell.id)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path,
-        {
-            "spec": table,
-            "quick": quick,
-            "overrides": dict(overrides),
-            "code": code_fingerprint(),
-            "started": about.get("started", now),
-            "cells": [{"id": c.id, "labels": c.labels, "seed": c.seed, "config": c.config} for c in cells],
-        },
-    )
+    about = {
+        "spec": table,
+        "quick": quick,
+        "overrides": dict(overrides),
+        "code": code_fingerprint(),
+        "started": about.get("started", now),
+        "cells": [{"id": c.id, "labels": c.labels, "seed": c.seed, "config": c.config} for c in cells],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, about)
+    except OSError as error:
+        raise StorageError(
+            f"--output {folder}: cannot be written ({error.strerror}); make room, or name another"
+        ) from None
     return left, stale
 
 
@@ -246,7 +249,7 @@ def _fault(folder: Path, ended: Running) -> str:
     if status == 0 and is_finished(ended.folder):
         return ""
     lines = _log(folder, ended.cell.id).read_text(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else ""
+    last = lines[-1] if lines else "it has said nothing: is the disk full?"
     why = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     return last.removeprefix("error: ") if status == 2 and last.startswith("error: ") else f"{why}: {last}"
 

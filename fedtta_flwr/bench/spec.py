@@ -240,6 +240,16 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
         the same name.
     """
+    for axis, table in spec.axes.items():
+        left: dict[str, str] = {}  # what remains of a point -> the point
+        for point, keys in table.items():
+            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in overrides))
+            other = left.setdefault(remains, point)
+            if _flat(table[other]) != _flat(keys):
+                raise ConfigError(
+                    f"{spec.name}: --run-config {', '.join(overrides)}: makes the points {other} and {point} of the "
+                    f"axis {axis} one; leave out what they differ in (`--only {axis}=POINT` takes some of them)"
+                )
     changes = spec.quick.config() if quick else {}
     seeds = (quick and spec.quick.seeds) or spec.seeds
     made: dict[str, Cell] = {}

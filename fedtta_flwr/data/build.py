@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import call, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LIVE = "live"
 
@@ -172,4 +176,52 @@ def _own_stream(config: RunConfig, client: str) -> ClientStream:
         raise ConfigError(f"stream = {config.stream!r}: {in_words(error)}") from error
     if length != domains:
         raise ConfigError(f"stream = {config.stream!r}: {length} slots but {domains} domains; expected as many")
+    if not all(isinstance(name, str) for name in stream.domains):
+        raise ConfigError(f"stream = {config.stream!r}: its domains are no names; allowed: strings")
     return stream
+
+
+def own_batch(key: str, stream: ClientStream, slot: int, classes: int) -> tuple["Tensor", NDArray[np.int64] | None]:
+    """Return a slot of a stream of the user's own.
+
+    Parameters
+    ----------
+    key : str
+        ``package.module:function``.
+    stream : ClientStream
+        What the function has made.
+    slot : int
+        Which.
+    classes : int
+        K.
+
+    Returns
+    -------
+    tuple
+        As `ClientStream.batch`.
+
+    Raises
+    ------
+    ConfigError
+        If it raises, or returns something else.
+    """
+    import torch
+
+    from fedtta_flwr.models.checkpoints import dtype_and_shape
+
+    returned = call("stream", key, stream.batch, slot)
+    fault = f"stream = {key!r}: slot {slot}:"
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise ConfigError(f"{fault} returned {type(returned).__name__}, expected images and labels (or None)")
+    x, y = returned
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32 or x.dim() != 4 or x.shape[1] != 3:
+        found = dtype_and_shape(x) if isinstance(x, torch.Tensor) else type(x).__name__
+        raise ConfigError(f"{fault} images are {found}, expected a tensor, float32 [B, 3, H, W]")
+    if y is None:
+        return x, None
+    if not (isinstance(y, np.ndarray) and y.dtype.kind in "iu" and y.shape == (len(x),)):
+        found = f"{y.dtype} {list(y.shape)}" if isinstance(y, np.ndarray) else type(y).__name__
+        raise ConfigError(f"{fault} labels are {found}, expected a numpy array of integers [{len(x)}], or None")
+    if y.size and not (y.min() >= 0 and y.max() < classes):
+        raise ConfigError(f"{fault} labels from {y.min()} to {y.max()}, expected 0 to {classes - 1}")
+    return x, y.astype(np.int64)

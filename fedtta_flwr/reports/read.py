@@ -178,6 +178,8 @@ def read_run(path: Path) -> Run:
         faults.append("the run has not finished: what is here is what it had written by then")
     clients = len(about["clients"])
     lines = read_lines(path / "rounds.jsonl", faults)
+    if summary.get("finished") and not faults and len(lines) < summary["rounds"]:
+        faults.append(f"rounds.jsonl has {len(lines)} rounds of {summary['rounds']}")
     timeline = read_arrays(path / "timeline.npz", timeline_fault, clients, faults)
     run = Run(path, config, about, summary, lines, timeline, faults)
     read_arrays(path / "collaboration.npz", collaboration_fault, clients, faults)

@@ -1,9 +1,12 @@
 """What a run prints: a progress line now and then, and the table at the end."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from io import StringIO
 from logging import WARNING
+from pathlib import Path
 
 from flwr.common.logger import log
 from rich import box
@@ -11,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtta_flwr.config import SCORES, RunConfig
+from fedtta_flwr.files import Outage
 from fedtta_flwr.reports.run_directory import RunDirectory
 from fedtta_flwr.strategies.rounds import Round
 
 EVERY = 5.0  # seconds between two progress lines
+WIDTH = 110  # characters of a line of the table at most
 TITLES = {
     "source": "source model",
     "local": "local adaptation",
@@ -34,6 +39,7 @@ class Terminal:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+        self._outage = Outage(Path("standard output"))
         self._rounds = 0
         self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
@@ -108,12 +114,14 @@ class Terminal:
             table.add_row(domain, *("" if value is None else f"{value:.2f}" for value in row))
         table.add_section()
         table.add_row("average", *(f"{accuracy[self._keys[1]]:.2f}" for accuracy in accuracies.values()))
-        Console(file=sys.stdout, width=110, color_system=None).print(table)
-        sys.stdout.flush()
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+        page = StringIO()
+        Console(file=page, width=min(width, WIDTH), color_system=None).print(table)
+        self._say(page.getvalue())
 
-    @staticmethod
-    def _say(line: str) -> None:
-        print(line, flush=True)
+    def _say(self, text: str) -> None:
+        with self._outage.endured():  # a log may be on a full disk, and who reads may have gone
+            print(text, flush=True)
 
 
 def _memory(peaks: Mapping[str, int | str] | None) -> str:

@@ -113,7 +113,13 @@ class PersonalizedStrategy(Strategy):
         FederationError
             If the collaboration matrix is not row-stochastic.
         """
+        versions = {name: t._version for name, t in updates.state.items()}
         weights = self.collaboration_matrix(updates)
+        if changed := [name for name, t in updates.state.items() if t._version != versions.get(name)]:
+            raise FederationError(
+                f"round {updates.round}: {type(self).__name__}.collaboration_matrix changed {changed[0]} of "
+                f"updates.state in place; work on a copy: it is what is mixed"
+            )
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
         self._round.weights = weights = weights.detach().cpu().clamp_min(0)

@@ -72,6 +72,47 @@ class Copies(Affine):
         return {name: p.clone() for name, p in super().select().items()}
 
 
+class Rebinds(Affine):
+    def __init__(self, model: nn.Module, options: NoOptions) -> None:
+        super().__init__(model, options)
+        self.n = torch.zeros(1)
+        self.keep({"n": self.n})
+
+    def act(self, x: Tensor) -> object:
+        self.n = self.n + 1
+        return self.predict(x)
+
+
+class CountsInPlace(Rebinds):
+    def act(self, x: Tensor) -> object:
+        self.n += 1
+        return self.predict(x)
+
+
+class Spoils(Affine):
+    def act(self, x: Tensor) -> object:
+        logits = self.predict(x)
+        x.mul_(-1)
+        return logits
+
+
+class PredictsInTrainMode(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        self.model.train()
+        logits: Tensor = self.model(x)
+        return logits
+
+
+class PredictsOne(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        return super().predict(x)[:1]
+
+
+class SelectsAList(Affine):
+    def select(self) -> State:
+        return list(super().select().values())  # type: ignore[return-value]
+
+
 class Counts(Affine):
     def select(self) -> State:
         return super().select() | {"seen": torch.zeros(1, dtype=torch.int64)}
@@ -80,7 +121,7 @@ class Counts(Affine):
 HERE = rf"^adapter '{__name__}:"
 
 
-@pytest.mark.parametrize("kind", [Affine, Declared, AtHome, There])
+@pytest.mark.parametrize("kind", [Affine, Declared, AtHome, There, CountsInPlace])
 def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
     adapter = kind(tiny(), NoOptions())
     adapter.adapt(images(4))
@@ -94,6 +135,10 @@ def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
         (Train, r"Train': step changed bn1\.running_mean and 3 more, which select\(\) does not name; add it to"),
         (Replaced, r"Replaced': step replaced, added or removed bn2\.weight; .*copy_"),
         (Grown, r"Grown': step replaced, added or removed memory; .*keep\(\)"),
+        (Rebinds, r"Rebinds': step put something else in the place of self\.n, which is kept or travels; .*\+="),
+        (Spoils, r"Spoils': step changed its batch in place; work on a copy"),
+        (PredictsInTrainMode, r"PredictsInTrainMode': predict changed bn1\.running_mean and 3 more; it must leave all"),
+        (PredictsOne, r"PredictsOne': predict returned float32 \[1, 3\], expected floating-point logits \[4, 3\]"),
     ],
 )
 def test_what_is_not_declared_may_not(kind: type[Adapter], words: str, tiny, images) -> None:
@@ -108,6 +153,11 @@ def test_what_is_not_declared_may_not(kind: type[Adapter], words: str, tiny, ima
 def test_a_copy_is_no_tensor_of_the_models(tiny) -> None:
     with pytest.raises(ConfigError, match=HERE + r".*Copies': select\(\) returned a copy of bn\d\.\w+; return"):
         Copies(tiny(), NoOptions())
+
+
+def test_what_is_selected_has_names(tiny) -> None:
+    with pytest.raises(ConfigError, match=HERE + r"SelectsAList': select\(\) returned list; return a dict"):
+        SelectsAList(tiny(), NoOptions())
 
 
 def test_what_cannot_be_mixed_does_not_travel(tiny) -> None:

@@ -1,5 +1,6 @@
 """Benchmarks with real runs: what is finished stays, what fails is reported, what is stopped goes on."""
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedtta_flwr.bench import runner
 from fedtta_flwr.bench.runner import (
     FILE,
     Running,
@@ -20,7 +22,7 @@ from fedtta_flwr.bench.runner import (
 )
 from fedtta_flwr.bench.spec import Cell, cells, make_spec
 from fedtta_flwr.config import differing_key
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked, read_tensors
 from fedtta_flwr.records import code_fingerprint
 from fedtta_flwr.run_config import is_finished
@@ -114,7 +116,6 @@ def test_another_config_does_not_mix_with_it(made: tuple[Path, Path, subprocess.
     ("content", "words"),
     [
         ({"notes.txt": "mine"}, "holds files already"),
-        ({FILE: "{"}, "damaged"),
         ({FILE: json.dumps({"spec": {"name": "other"}})}, "holds the benchmark other, not one"),
     ],
 )
@@ -126,6 +127,25 @@ def test_a_folder_with_something_else(tmp_path: Path, content: dict[str, str], w
     with pytest.raises(ConfigError, match=words):
         open_bench(tmp_path, spec, table, cells(spec, {}), {}, quick=False)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_a_damaged_table_of_contents_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{")
+    table = {"name": "one", "title": "One", "rows": ["a"], "columns": [], "seeds": [0], "axes": {"a": {"b": {}}}}
+    spec = make_spec(table, "one.toml")
+    left, _ = open_bench(tmp_path, spec, table, cells(spec, {}), {}, quick=False)
+    assert [cell.id for cell in left] == [one["id"] for one in json.loads((tmp_path / FILE).read_text())["cells"]]
+
+
+def test_a_disk_that_is_full_at_the_beginning_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "write_json", full)
+    table = {"name": "one", "title": "One", "rows": ["a"], "columns": [], "seeds": [0], "axes": {"a": {"b": {}}}}
+    spec = make_spec(table, "one.toml")
+    with pytest.raises(StorageError, match=r"^--output .*: cannot be written \(No space left on device\); make room"):
+        open_bench(tmp_path / "o", spec, table, cells(spec, {}), {}, quick=False)
 
 
 def test_keys_that_come_and_go_make_no_difference() -> None:

@@ -89,8 +89,15 @@ def test_quick_goes_before_the_axes_and_overrides_before_all() -> None:
     assert {cell.config["batch-size"] for cell in quick.values()} == {40}
     assert quick["SH-0.5.FedAvg.seed7"].config["entropy.learning-rate"] == 0.25
     assert quick["SH-0.5.FedAvg.seed7"].config["entropy.loss"] == "hard-pl"
-    changed = cells(spec(), {"batch-size": 50, "strategy": "fedctta"}, quick=True)
-    assert {(cell.config["batch-size"], cell.config["strategy"]) for cell in changed} == {(50, "fedctta")}
+    changed = cells(spec(), {"batch-size": 50, "entropy.loss": "entropy"}, quick=True)
+    assert {(cell.config["batch-size"], cell.config["entropy.loss"]) for cell in changed} == {(50, "entropy")}
+
+
+def test_overrides_make_no_two_points_one() -> None:
+    for taken in ({"strategy": "local", "batch-size": 5}, {"strategy": "local", "adapter": "tent", "batch-size": 5}):
+        with pytest.raises(ConfigError, match=r"small: --run-config .*: makes the points .* of the axis strategy one"):
+            cells(spec(), taken)
+    assert cells(spec(), {"strategy": "local"})  # they still differ in their batches
 
 
 def test_quick_without_seeds_keeps_them() -> None:

@@ -1,6 +1,7 @@
 """What a run prints."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_the_time_left_of_a_run_that_goes_on(
     clock[0] += 10
     tell(made(52, [counts(52, "pre", "fog", 4)]))
     assert "20 s, 480 s left" in capsys.readouterr().out
+
+
+def test_a_log_on_a_full_disk_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        tell = observers(tmp_path / "run", 1)
+        tell(made(1, [counts(1, "post", "fog", 4)]))
+        tell(None)
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_the_last_round_is_always_told_and_with_its_post(
