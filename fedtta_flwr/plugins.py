@@ -7,12 +7,11 @@ from functools import cache
 from importlib.util import find_spec
 from logging import ERROR
 from pathlib import Path
-from types import TracebackType
 
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, resolve
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, frames_of, resolve
 
 #: keys of the run config that take ``package.module:Class`` -> names in them that are the project's own
 KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
@@ -88,7 +87,7 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
     except FedTTAError:
         raise
     except Exception as error:
-        own = list(_frames_of(name, error))
+        own = frames_of(name, error) if is_own(name) else []
         if not own:
             method = name.partition(":")[2] + "."
             if is_own(name) and isinstance(error, TypeError) and str(error).startswith(method):
@@ -123,16 +122,6 @@ def _fingerprint(package: str) -> str:
         return source_hash(file.parent, [file]) if file.is_file() else ""
     (root, *_) = map(Path, spec.submodule_search_locations)
     return source_hash(root, (path for path in root.rglob("*.py") if path.is_file()))  # editors leave dead links
-
-
-def _frames_of(name: str, error: Exception) -> Iterator[TracebackType]:
-    """Give the parts of a traceback that are in a plugin's package, outermost first."""
-    package = _package(name) if is_own(name) else None
-    tb = error.__traceback__
-    while tb is not None:
-        if str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
-            yield tb
-        tb = tb.tb_next
 
 
 @cache

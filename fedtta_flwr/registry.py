@@ -10,7 +10,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
@@ -331,11 +331,14 @@ def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type,
     return found(*arguments) if name in known else call(kind, name, found, *arguments)
 
 
-def frames_of(name: str, error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return the frames of a traceback that are in a plugin's package, outermost first, with their lines."""
-    package = name.partition(":")[0].partition(".")[0]
-    frames = traceback.walk_tb(error.__traceback__)
-    return [(f, line) for f, line in frames if str(f.f_globals.get("__name__")).partition(".")[0] == package]
+def frames_of(name: str, error: Exception) -> list[TracebackType]:
+    """Return the parts of a traceback that are in the package of ``package.module:Class``, outermost first."""
+    package, found, tb = name.partition(":")[0].partition(".")[0], [], error.__traceback__
+    while tb is not None:
+        if str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
+            found.append(tb)
+        tb = tb.tb_next
+    return found
 
 
 def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -351,8 +354,10 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
         raise ConfigError(f"{kind} = {name!r}: {error}") from error
     except Exception as error:
-        inside = frames_of(name, error) or list(traceback.walk_tb(error.__traceback__))[1:]
-        where = f" ({Path(inside[-1][0].f_code.co_filename).name}, line {inside[-1][1]})" if inside else ""
+        inside = traceback.extract_tb(error.__traceback__)[1:]
+        if own := frames_of(name, error):  # their line, rather than that of ours or of torch's which it called
+            inside = traceback.extract_tb(own[-1], limit=1)
+        where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
         given = ", ".join(type(argument).__name__ for argument in arguments)
         raise ConfigError(
             f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {in_words(error)}{where}; put it right there"
