@@ -138,7 +138,7 @@ def main() -> None:
             print(f"server start: {took:.1f} s")
             relays = [Relay(fleet) for _ in NAMES]
             for name in NAMES:
-                nodes.register(folder, control, ca, folder / f"keys/clients/{name}.pub", name)
+                nodes.register(control, ca, folder / f"keys/clients/{name}.pub", name)
             for name, relay in zip(NAMES, relays, strict=True):
                 join = ["join", f"127.0.0.1:{relay.port}", "--client", name, "--ca", str(ca)]
                 join += ["--key", f"keys/clients/{name}", "--state-dir", str(folder / name)]
