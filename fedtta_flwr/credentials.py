@@ -1,5 +1,6 @@
 """The two files that a device has: the CA's certificate, and its own private key."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,6 @@ def check_certificate(certificate: Path, key: Path) -> None:
         If not.
     """
     import ssl
-    from datetime import UTC, datetime
 
     from cryptography import x509
 
@@ -102,9 +102,15 @@ def check_certificate(certificate: Path, key: Path) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise ConfigError(f"{certificate}: cannot be used with {key.name} ({why}); {again}") from None
-    begin, end, now = read.not_valid_before_utc, read.not_valid_after_utc, datetime.now(UTC)
-    if not begin <= now <= end:
-        raise ConfigError(
-            f"{certificate}: valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, this clock says {now:%Y-%m-%d %H:%M} UTC: "
-            f"set the clock (NTP), or {again}"
-        )
+    if fault := not_valid_now(read):
+        raise ConfigError(f"{certificate}: {fault}, or {again}")
+
+
+def not_valid_now(certificate: "x509.Certificate") -> str:
+    """Say when a certificate is valid and what to do, where that is not now; nothing where it is."""
+    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
+    if begin <= now <= end:
+        return ""
+    return (
+        f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, this clock says {now:%Y-%m-%d %H:%M} UTC: set the clock (NTP)"
+    )

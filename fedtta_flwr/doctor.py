@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedtta_flwr.credentials import load_ca, load_key
+from fedtta_flwr.credentials import load_ca, load_key, not_valid_now
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import FedTTAError
 from fedtta_flwr.fleet import (
@@ -147,15 +147,10 @@ def _authority(ca: Path) -> Iterator[Finding]:
     except FedTTAError as error:
         yield Finding("FAIL", str(error))
         return
-    until, now = certificate.not_valid_after_utc, datetime.now(UTC)
-    if not certificate.not_valid_before_utc <= now <= until:
-        yield Finding(
-            "FAIL",
-            f"CA {ca}: valid from {certificate.not_valid_before_utc:%Y-%m-%d} to {until:%Y-%m-%d}, this clock says "
-            f"{now:%Y-%m-%d %H:%M} UTC: set the clock (NTP), or make a new CA (docs/deploy.md)",
-        )
+    if fault := not_valid_now(certificate):
+        yield Finding("FAIL", f"CA {ca}: {fault}, or make a new CA (docs/deploy.md)")
     else:
-        yield Finding("ok", f"CA {ca}: valid until {until:%Y-%m-%d}")
+        yield Finding("ok", f"CA {ca}: valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
 
 
 def _private(key: Path) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedtta_flwr import cli, doctor
+from fedtta_flwr import cli, credentials, doctor
 from fedtta_flwr.deploy import Address
 
 ROOT = Path(__file__).parents[1]
@@ -89,7 +89,7 @@ def test_a_ca_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def now(cls, tz: object = None) -> datetime:
             return datetime.now(tz) + timedelta(days=4000)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(doctor, "datetime", Later)
+    monkeypatch.setattr(credentials, "datetime", Later)
     assert levels("CA", "this clock says", state=tmp_path, ca=tmp_path / "k" / "ca.crt") == ["FAIL"]
 
 
