@@ -128,9 +128,11 @@ def _visit_all(
 ) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
-    steps, rolled_back = bench.steps, bench.rolled_back
+    taken: list[int] = []
+    undone: list[int] = []
     visited: list[Visited] = []
     for client in clients:
+        steps, rolled_back = bench.steps, bench.rolled_back
         own = unstack(state, personal.index(client)) if client in personal else None
         try:
             if isinstance(bench, Workbench):
@@ -143,6 +145,8 @@ def _visit_all(
                     visited.append(visit_heads(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))
+        taken.append(bench.steps - steps)
+        undone.append(bench.rolled_back - rolled_back)
     # Only now: a visit that fails half-way must leave no client half-advanced.
     new = {client: v.memory for client, v in zip(clients, visited, strict=True) if v.memory is not None}
     memory.keep(new, int(request["checkpoint"]))  # type: ignore[arg-type]
@@ -162,8 +166,8 @@ def _visit_all(
                     "late-domains": [v.late_domain for v in visited],
                     "late-rounds": [v.late_round for v in visited],
                     "round": request["round"],
-                    "steps": bench.steps - steps,
-                    "rolled-back": bench.rolled_back - rolled_back,
+                    "steps": taken,
+                    "undone": undone,
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),

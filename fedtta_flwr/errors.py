@@ -1,5 +1,6 @@
 """What a user can put right: one line that says what was wrong, found, allowed, and what to do."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class StorageError(FedTTAError):
 def in_words(error: BaseException) -> str:
     """Return kind and text of an error of somebody else's, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def few(names: Sequence[str], mark: str = ", ") -> str:
+    """Return the first three names, and how many more there are."""
+    return mark.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def first_fault(error: "ValidationError") -> str:

@@ -260,7 +260,7 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert not content.metric_records
         assert set(info.keys()) == {
             "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
-            "steps", "rolled-back", "forgot", "started", "ended", "peak-memory", "peak-cuda",
+            "steps", "undone", "forgot", "started", "ended", "peak-memory", "peak-cuda",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 640
         state = arrays_of(content, STATE)
@@ -755,6 +755,29 @@ def test_images_of_a_stream_of_ones_own_that_are_not_in_0_to_1_are_warned_of_onc
         f"client-01: stream = 'odd_ranges:stream': images are float32 from 0 to 255; {allowed}",
         f"client-02: stream = 'odd_ranges:stream': images are float32 from -2 to 0.5; {allowed}",
     ]
+
+
+def test_a_client_whose_images_are_no_numbers_is_named(
+    run_local: Run, warned: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "no_numbers.py").write_text(
+        "import numpy as np, torch\n"
+        "class Failing:\n"
+        "    domains = ('a',) * 3\n"
+        "    def __init__(self, fails): self.fails = fails\n"
+        "    def __len__(self): return 3\n"
+        "    def batch(self, slot):\n"
+        "        x = torch.rand(5, 3, 32, 32)\n"
+        "        return x * (torch.nan if self.fails and slot else 1), np.arange(5)\n"
+        "def stream(config, client): return Failing(client == 'client-02')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", "no_numbers")
+    run = run_local(stream="no_numbers:stream", classes=10, adapter="tent", strategy="fedavg", nodes=1)
+    assert run.summary["undone"] == {"client-02": run.summary["rolled_back"]} == {"client-02": 2}
+    assert [line["undone"] for line in run.lines()] == [{}, {"client-02": 1}, {"client-02": 1}]
+    (told,) = (line for line in warned if "undone" in line)
+    assert told.startswith("round 2: client-02: all steps were undone")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtta_flwr.config import SCORES
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, few
 from fedtta_flwr.files import write_atomically
 from fedtta_flwr.reports.figures import Figure, accuracy_figures, bench_figures, group_name, run_figures
 from fedtta_flwr.reports.heatmap import Matrices
@@ -135,13 +135,14 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
     undone = run.summary.get("rolled_back") if "steps" in run.summary else 0  # earlier runs did not count their steps
+    whose = few([f"{client} {steps}" for client, steps in run.summary.get("undone", {}).items()])
     facts = [
         ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
-        *([("undone", f"{undone} of {run.summary['steps']} steps: their result was not finite")] if undone else []),
+        *([("undone", f"{undone} of {run.summary['steps']} steps, not finite: {whose}")] if undone else []),
         ("machine", f"{run.about.get('machine', 'unknown')}, started {run.about.get('started', '')}"),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]

@@ -80,6 +80,7 @@ class RunDirectory:
         self._own: list[Counts] = []
         self._totals: dict[str, float] = defaultdict(float)
         self._missing: dict[str, int] = defaultdict(int)
+        self._undone: dict[str, int] = defaultdict(int)
         self._rounds = 0
         self._due = 0.0
         self._memory: dict[str, int] = {}
@@ -133,8 +134,9 @@ class RunDirectory:
             self._totals[f"seconds.{key}"] += value
         self._totals["bytes.up"] += round_.bytes_up
         self._totals["bytes.down"] += round_.bytes_down
-        self._totals["steps"] += round_.steps
-        self._totals["rolled-back"] += round_.rolled_back
+        self._totals["steps"] += sum(round_.steps.values())
+        for client, steps in round_.undone.items():
+            self._undone[client] += steps
         for client in round_.missing:
             self._missing[client] += 1
         if round_.closing:
@@ -153,8 +155,9 @@ class RunDirectory:
             "round": round_.number,
             "clients": len(round_.clients),
             "samples": round_.samples,
-            "steps": round_.steps,
-            "rolled_back": round_.rolled_back,
+            "steps": sum(round_.steps.values()),
+            "rolled_back": sum(round_.undone.values()),
+            "undone": round_.undone,
             "accuracy": _micro(self._own),
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
@@ -183,6 +186,7 @@ class RunDirectory:
             "held": self._held,
             "totals": self._totals,
             "missing": self._missing,
+            "undone": self._undone,
             "rounds": self._rounds,
             "memory": self._memory,
             "domains": domains,
@@ -199,6 +203,7 @@ class RunDirectory:
         self._held, self._rounds = about["held"], about["rounds"]
         self._totals.update(about["totals"])
         self._missing.update(about["missing"])
+        self._undone.update(about.get("undone", {}))
         self._memory.update(about["memory"])
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
@@ -249,7 +254,8 @@ class RunDirectory:
             "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
             "screened": dict(sorted(self._missing.items())),
             "steps": int(totals["steps"]),
-            "rolled_back": int(totals["rolled-back"]),
+            "rolled_back": sum(self._undone.values()),
+            "undone": dict(sorted(self._undone.items(), key=lambda entry: (-entry[1], entry[0]))),
         }
 
     @contextmanager

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtta_flwr.config import SCORES, RunConfig
+from fedtta_flwr.errors import few
 from fedtta_flwr.files import Outage
 from fedtta_flwr.reports.run_directory import RunDirectory
 from fedtta_flwr.strategies.rounds import Round
@@ -43,7 +44,7 @@ class Terminal:
         self._rounds = 0
         self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
-        self._warned = False
+        self._warned: set[str] = set()
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
@@ -58,17 +59,18 @@ class Terminal:
     def on_round(self, round_: Round) -> None:
         """Print a line if the last one is some seconds old; that of the last round when the run is over.
 
-        Its `post` comes with the closing exchange only, and the table says what the last line says. The first round
-        that came to nothing brings a warning.
+        Its `post` comes with the closing exchange only, and the table says what the last line says. Clients are
+        warned of when a round of theirs comes to nothing for the first time.
         """
-        if 0 < round_.steps == round_.rolled_back and not self._warned:
-            self._warned = True
+        in_vain = {client for client, steps in round_.undone.items() if steps == round_.steps[client]}
+        if new := sorted(in_vain - self._warned):
+            self._warned |= in_vain
             log(
                 WARNING,
-                "round %d: all %d steps were undone, their result was not finite: look at the adapter's step size, "
-                "or at the data",
+                "round %d: %s: all steps were undone, their result was not finite: look at the adapter's step size, "
+                "or at these clients' data",
                 round_.number,
-                round_.steps,
+                few(new),
             )
         now, number = time.monotonic(), min(round_.number, self._rounds)
         if self._before is None:
@@ -100,7 +102,10 @@ class Terminal:
             left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
             self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
         if summary["rolled_back"]:
-            self._say(f"{summary['rolled_back']} of {summary['steps']} steps were undone: their result was not finite")
+            whose = few([f"{client} ({steps})" for client, steps in summary["undone"].items()])
+            self._say(
+                f"{summary['rolled_back']} of {summary['steps']} steps were undone, their result was not finite: {whose}"
+            )
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")

@@ -132,8 +132,11 @@ def _enter(
     histograms = _histograms(clients, info, arrays_of(reply.content, HEADS))
     started, ended = _seconds(info["started"]), _seconds(info["ended"])
     interval = started, min(max(started, ended), started + limits.seconds)  # clocks may be set meanwhile
-    steps = _whole(info["steps"], (limits.slots + 1) * len(clients))  # a slot each, and once more to finetune
-    rolled_back = _whole(info["rolled-back"], steps)
+    steps = _by_client(clients, info, "steps")
+    undone = _by_client(clients, info, "undone")
+    for client, number in steps.items():
+        _whole(number, limits.slots + 1)  # one a slot, and one more to finetune
+        _whole(undone[client], number)
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
     updates.update(found)
@@ -142,8 +145,8 @@ def _enter(
     round_.counts += counts
     round_.domains |= domains
     round_.interpolation |= histograms
-    round_.steps += steps
-    round_.rolled_back += rolled_back
+    round_.steps |= steps
+    round_.undone |= {client: number for client, number in undone.items() if number}
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received
     for where, peak in memory.items():
@@ -230,6 +233,13 @@ def _list(info: ConfigRecord, key: str) -> list[object]:
     if not isinstance(found := info[key], list):
         raise TypeError(f"{key} is {type(found).__name__}, expected a list")
     return list(found)
+
+
+def _by_client(clients: Sequence[str], info: ConfigRecord, key: str) -> dict[str, int]:
+    numbers = [_whole(number) for number in _list(info, key)]
+    if len(numbers) != len(clients):
+        raise ValueError(f"{key} of {len(numbers)} clients, {len(clients)} were asked")
+    return dict(zip(clients, numbers, strict=True))
 
 
 def _size(reply: Message) -> int:

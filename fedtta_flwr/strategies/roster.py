@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Annotated, Self
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import FederationError, first_fault
+from fedtta_flwr.errors import FederationError, few, first_fault
 from fedtta_flwr.plugins import device_code
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
 from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, unguessable
@@ -192,17 +192,17 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
         hopeless = bool(roster.refused) and roster.is_final(grid)
         if hopeless or time.monotonic() > deadline:
             if 0 < config.quorum <= len(roster.node_of):
-                log(WARNING, "the run begins without %d of %d clients: %s", len(missing), len(expected), _few(missing))
+                log(WARNING, "the run begins without %d of %d clients: %s", len(missing), len(expected), few(missing))
                 return roster
             reasons = list(roster.refused.values())
             if hopeless:
                 raise FederationError(reasons[0])
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
-                f"({len(roster._ask_at)} nodes asked, {len(roster._mail.waiting)} of them silent): {_few(missing)}; "
+                f"({len(roster._ask_at)} nodes asked, {len(roster._mail.waiting)} of them silent): {few(missing)}; "
                 f"start them, or set num-clients, join-timeout or quorum"
-                + (f"; present, but not of this run: {_few(sorted(roster.others))}" if roster.others else "")
-                + (f"; cannot serve the run: {_few(reasons, '; ')}" if reasons else "")
+                + (f"; present, but not of this run: {few(sorted(roster.others))}" if roster.others else "")
+                + (f"; cannot serve the run: {few(reasons, '; ')}" if reasons else "")
             )
         wait = FIRST_WAIT if answered else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
@@ -222,12 +222,12 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         ) from None
     if (name := roster.names.get(node, "")) and (others := sorted(set(hello.clients) - set(name.split(",")))):
         raise FederationError(
-            f"node {node} says that it hosts {_few(others)}, and is registered as {printable(name)}: a device hosts "
+            f"node {node} says that it hosts {few(others)}, and is registered as {printable(name)}: a device hosts "
             f"the clients whose names it is registered under; revoke it, and register a new key (fedtta register "
             f"KEY.pub --name A,B)"
         )
     if not roster.others.issuperset(hello.others):
-        log(WARNING, "%s hosts %s, not of this run", who, _few(hello.others))
+        log(WARNING, "%s hosts %s, not of this run", who, few(hello.others))
         roster.others.update(hello.others)
     if not hello.clients:
         return
@@ -268,7 +268,3 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
     roster.model, roster.classes = model, classes
     roster.node_of.update(dict.fromkeys(hello.clients, node))
     roster.slots.update(zip(hello.clients, hello.slots, strict=True))
-
-
-def _few(names: Sequence[str], mark: str = ", ") -> str:
-    return mark.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

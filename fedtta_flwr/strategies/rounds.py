@@ -50,8 +50,8 @@ class Round:
         (client, test set) -> how many samples [BINS] gave the global head which weight, in equal bins on [0, 1].
     missing : dict of str to str
         Client -> why it took no part.
-    steps, rolled_back : int
-        Steps that the clients' adapters took, and those of them that were undone: their result was not finite.
+    steps, undone : dict of str to int
+        Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     forgot : tuple of str
         Clients that went on without the states that they had kept at home: new ones, or after a restart.
     bytes_up, bytes_down : int
@@ -73,8 +73,8 @@ class Round:
     interpolation: dict[tuple[str, str], NDArray[np.int64]] = field(default_factory=dict)
     samples: int = 0
     missing: dict[str, str] = field(default_factory=dict)
-    steps: int = 0
-    rolled_back: int = 0
+    steps: dict[str, int] = field(default_factory=dict)
+    undone: dict[str, int] = field(default_factory=dict)
     forgot: tuple[str, ...] = ()
     bytes_up: int = 0
     bytes_down: int = 0

@@ -59,8 +59,8 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             clients=("a", "b", "c"),
             weights=first,
             samples=12,
-            steps=3,
-            rolled_back=1,
+            steps={"a": 2, "b": 1, "c": 0},
+            undone={"a": 1},
             memory={"client": 70, "server": 30},
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
         )
@@ -82,7 +82,12 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
 
 def closing() -> Round:
     return made_round(
-        3, closing=True, counts=[counts(2, "a", "post", 1)], missing={"b": "gone"}, steps=2, rolled_back=2
+        3,
+        closing=True,
+        counts=[counts(2, "a", "post", 1)],
+        missing={"b": "gone"},
+        steps={"a": 1, "c": 1},
+        undone={"a": 1, "c": 1},
     )
 
 
@@ -101,8 +106,8 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert summary["bytes"]["down"] == (0 + 30 + 60) / 6
     assert summary["seconds"] == {"client": 1.5, "server": 0.75, "transport": 0.375, "total": 3.0}
     assert summary["screened"] == {"b": 2}
-    assert (summary["steps"], summary["rolled_back"]) == (5, 3)
-    assert [(line["steps"], line["rolled_back"]) for line in lines] == [(3, 1), (0, 0)]
+    assert (summary["steps"], summary["rolled_back"], summary["undone"]) == (5, 3, {"a": 2, "c": 1})
+    assert [(line["steps"], line["rolled_back"], line["undone"]) for line in lines] == [(3, 1, {"a": 1}), (0, 0, {})]
     assert summary["memory"] == {"client": 70, "server": 40, "unit": "bytes, peak of a process"}
 
     assert [line["round"] for line in lines] == [1, 2]

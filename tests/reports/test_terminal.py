@@ -129,15 +129,19 @@ def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_steps_that_came_to_nothing_are_told(tmp_path: Path, capsys, clock: list[float], warned: list[str]) -> None:
     tell = observers(tmp_path / "run", 3)
-    tell(made(1, [], steps=4, rolled_back=3))
+    steps = dict.fromkeys("abcde", 2)
+    tell(made(1, [], steps=steps, undone={"a": 1, "b": 1}))
     assert warned == []
-    tell(made(2, [], steps=4, rolled_back=4))
-    assert warned == [line for line in warned if line.startswith("round 2: all 4 steps were undone")]
-    tell(made(3, [], steps=4, rolled_back=4))
+    tell(made(2, [], steps=steps, undone={"a": 1, "b": 2}))
+    assert warned == [line for line in warned if line.startswith("round 2: b: all steps were undone, their result")]
+    tell(made(3, [], steps=steps, undone={"b": 2}))  # once is enough
     assert len(warned) == 1
+    tell(made(4, [], steps=steps, undone=steps))
+    assert [line.partition(": all")[0] for line in warned] == ["round 2: b", "round 4: a, c, d and 1 more"]
     capsys.readouterr()
     tell(None)  # type: ignore[arg-type]
-    assert "11 of 12 steps were undone: their result was not finite\n" in capsys.readouterr().out
+    told = "17 of 40 steps were undone, their result was not finite: b (7), a (4), c (2) and 2 more\n"
+    assert told in capsys.readouterr().out
 
 
 def test_no_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:

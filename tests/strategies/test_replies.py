@@ -27,7 +27,8 @@ Make = Callable[[Message], Message]
 
 def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **states: dict[str, Any]) -> Make:
     def make(message: Message) -> Message:
-        usual = {"failed": [], "steps": 3, "failures": [], "peak-memory": 0, "peak-cuda": 0}
+        usual = {"failed": [], "failures": [], "peak-memory": 0, "peak-cuda": 0}
+        usual |= dict.fromkeys(("steps", "undone"), [0] * len(info["clients"]))
         content = RecordDict({INFO: ConfigRecord(usual | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
@@ -47,7 +48,8 @@ NODE_2 = reply_with(
         "late-domains": ["fog", ""],
         "late-rounds": [5, 0],  # a's reply to round 6 was lost, or it was not asked
         "round": 7,
-        "rolled-back": 2,
+        "steps": [2, 3],
+        "undone": [2, 0],
         "forgot": [],
         "started": 10.0,
         "ended": 13.0,
@@ -73,7 +75,8 @@ NODE_3 = reply_with(
         "late-domains": [""],
         "late-rounds": [0],
         "round": 7,
-        "rolled-back": 1,
+        "steps": [1],
+        "undone": [1],
         "forgot": ["b"],
         "started": 12.0,
         "ended": 16.0,
@@ -152,7 +155,7 @@ def test_what_each_client_saw() -> None:
 
 def test_totals_of_a_round() -> None:
     round_, _, replies = read(NODE_2, NODE_3)
-    assert (round_.rolled_back, round_.steps) == (3, 6)
+    assert (round_.steps, round_.undone) == ({"a": 2, "b": 1, "c": 3}, {"a": 2, "b": 1})
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
     expected = sum(
@@ -202,7 +205,7 @@ def test_nobody_replies() -> None:
 
 def test_a_closing_reply_has_no_update() -> None:
     info = {"clients": ["b"], "updated": [], "samples": [], "domains": [], "late-domains": ["fog"], "forgot": []}
-    info |= {"late-rounds": [8], "round": 9, "rolled-back": 0}
+    info |= {"late-rounds": [8], "round": 9}
     closing = reply_with(info | {"started": 1.0, "ended": 2.0}, {"late": [[[1, 1]]], "late-seen": [[[2, 3]]]})
     round_, updates, _ = read(None, closing, number=9)
     assert updates == {}
@@ -214,7 +217,7 @@ def test_a_closing_reply_has_no_update() -> None:
 def test_a_reply_without_scores_or_descriptor() -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
     info |= {"late-rounds": [0], "round": 7}
-    bare = reply_with(info | {"rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}, **{STATE: {"w": [[2.0]]}})
+    bare = reply_with(info | {"forgot": [], "started": 1.0, "ended": 2.0}, **{STATE: {"w": [[2.0]]}})
     round_, updates, _ = read(NODE_2, bare)
     assert updates["b"].descriptor is None
     assert all(c.client != "b" for c in round_.counts)
@@ -279,10 +282,13 @@ def test_what_has_expired_was_not_in_time() -> None:
         ({"samples": [11]}, "11, expected a whole number from 0 to 10"),
         ({"samples": [nan]}, "nan, expected"),
         ({"samples": 5}, "samples is int, expected a list"),
-        ({"rolled-back": "x"}, "'x', expected"),
-        ({"rolled-back": inf}, "inf, expected"),
-        ({"rolled-back": 4}, "4, expected a whole number from 0 to 3"),
-        ({"steps": 4}, "4, expected a whole number from 0 to 3"),
+        ({"undone": ["x"]}, "'x', expected a whole number"),
+        ({"undone": [inf]}, "inf, expected"),
+        ({"undone": [4]}, "4, expected a whole number from 0 to 3"),
+        ({"undone": []}, "undone of 0 clients"),
+        ({"undone": 0}, "undone is int, expected a list"),
+        ({"steps": [4]}, "4, expected a whole number from 0 to 3"),
+        ({"steps": [2, 2], "undone": [0, 0]}, "steps of 2 clients, 1 were asked"),
         ({"peak-memory": inf}, "inf, expected"),
         ({"started": nan}, "nan, expected seconds"),
         ({"ended": inf}, "inf, expected seconds"),
@@ -306,14 +312,14 @@ def test_what_has_expired_was_not_in_time() -> None:
 )
 def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: str) -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
-    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0], "round": 7, "steps": [3], "forgot": [], "started": 1.0, "ended": 2.0}
     round_, updates, replies = read(NODE_2, reply_with(info | spoilt, **{STATE: {"w": [[2.0]]}}))
     assert sorted(updates) == ["a", "c"]
     assert list(round_.missing) == ["b"]
     assert word in round_.missing["b"]
     _, _, alone = read(NODE_2, None)
     assert len(replies) == len(alone) + 1
-    assert round_.rolled_back == 2
+    assert round_.undone == {"a": 2}
 
 
 @pytest.mark.parametrize(
@@ -331,7 +337,7 @@ def test_a_malformed_reply_loses_its_clients_only(spoilt: dict[str, Any], word: 
 )
 def test_counts_that_cannot_be_are_refused(scores: dict[str, Any], word: str) -> None:
     info = {"clients": ["b"], "updated": ["b"], "samples": [5], "domains": ["fog"], "late-domains": [""]}
-    info |= {"late-rounds": [0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0], "round": 7, "forgot": [], "started": 1.0, "ended": 2.0}
     round_, updates, _ = read(NODE_2, reply_with(info, scores, **{STATE: {"w": [[2.0]]}}))
     assert sorted(updates) == ["a", "c"]
     assert word in round_.missing["b"]
@@ -415,7 +421,7 @@ def test_what_nobody_asked_for_is_refused_whole() -> None:
 
 def test_a_client_that_failed_is_missing_the_others_of_its_node_are_not() -> None:
     info = {"clients": ["a", "c"], "updated": ["c"], "samples": [3], "domains": ["", ""], "late-domains": ["", ""]}
-    info |= {"late-rounds": [0, 0], "round": 7, "rolled-back": 0, "forgot": [], "started": 1.0, "ended": 2.0}
+    info |= {"late-rounds": [0, 0], "round": 7, "forgot": [], "started": 1.0, "ended": 2.0}
     info |= {"failed": ["a"], "failures": ["5.png: damaged"]}
     round_, updates, _ = read(reply_with(info, {}, **{STATE: {"w": [[3.0]]}}), NODE_3)
     assert sorted(updates) == ["b", "c"]
