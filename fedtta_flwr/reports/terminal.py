@@ -103,9 +103,8 @@ class Terminal:
             self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
         if summary["rolled_back"]:
             whose = few([f"{client} ({steps})" for client, steps in summary["undone"].items()])
-            self._say(
-                f"{summary['rolled_back']} of {summary['steps']} steps were undone, their result was not finite: {whose}"
-            )
+            number = f"{summary['rolled_back']} of {summary['steps']}"
+            self._say(f"{number} steps were undone, their result was not finite: {whose}")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")
