@@ -57,9 +57,17 @@ def run(
         raise FedTTAError(f"--engine {engine!r}: unknown; allowed: local, flower, deployment")
     if output is not None and resume is not None:
         raise FedTTAError(f"--output {output}: a run goes on in its own directory, {resume}; leave --output out")
-    for option, given, engines in (("--nodes", nodes, ("local", "flower")), ("--workers", workers, ("flower",))):
+    server = None if control == cli_deploy.LOCAL_CONTROL else control
+    for option, given, engines in (
+        ("--nodes", nodes, ("local", "flower")),
+        ("--workers", workers, ("flower",)),
+        ("--control", server, ("deployment",)),
+        ("--ca", ca, ("deployment",)),
+        ("--insecure", insecure or None, ("deployment",)),
+    ):
         if given is not None and engine not in engines:
-            raise ConfigError(f"{option} {given}: --engine {engine} has none; allowed with {' and '.join(engines)}")
+            what = option if given is True else f"{option} {given}"
+            raise ConfigError(f"{what}: --engine {engine} has none; allowed with --engine {' or '.join(engines)}")
     overrides = resumed(resume) if resume is not None else {}
     overrides |= read_overrides(run_config or [])
     if output is not None:  # of a deployment it is a place on the server

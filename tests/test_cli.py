@@ -65,8 +65,11 @@ def test_the_documented_table_is_the_listed_one():
     [
         (["list", "planets"], ["planets", "strategies"]),
         (["run", "--engine", "steam"], ["steam", "local", "flower"]),
-        (["run", "--workers", "1"], ["--workers 1", "local has none", "allowed with flower"]),
-        (["run", "--engine", "deployment", "--nodes", "2"], ["--nodes 2", "deployment has none", "local and flower"]),
+        (["run", "--workers", "1"], ["--workers 1", "local has none", "allowed with --engine flower"]),
+        (["run", "--insecure"], ["--insecure: --engine local has none", "allowed with --engine deployment"]),
+        (["run", "--ca", "ca.crt"], ["--ca ca.crt: --engine local has none", "allowed with --engine deployment"]),
+        (["run", "--control", "h:1", "--engine", "flower"], ["--control h:1: --engine flower has none"]),
+        (["run", "--engine", "deployment", "--nodes", "2"], ["--nodes 2", "deployment has none", "local or flower"]),
         (["run", "--run-config", "nothing.toml"], ["nothing.toml", "no such file"]),
         (["run", "--run-config", "batch-size"], ["batch-size", "key=value"]),
         (["run", "--run-config", "batch-sise=3"], ["batch-sise", "unknown key"]),

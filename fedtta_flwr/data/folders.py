@@ -9,6 +9,8 @@ from fedtta_flwr.errors import DataError
 
 #: what Pillow may open: formats that its own code decodes (not, for example, PostScript, which runs a program)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+#: usual names of a data set's parts; a folder of nothing else is one too high, and would be read as so many classes
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 class ImageTree:
@@ -27,7 +29,8 @@ class ImageTree:
     Raises
     ------
     DataError
-        There are fewer than two classes, one is empty, or a file in one is not an image.
+        There are fewer than two classes, their names are those of a data set's parts, one is empty, or a file in one
+        is not an image.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -36,6 +39,11 @@ class ImageTree:
         if len(classes) < 2:
             raise DataError(f"{folder}: {len(classes)} sub-folders, expected one for each of two classes or more")
         self.class_names = [entry.name for entry in classes]
+        if {name.lower() for name in self.class_names} <= PARTS:
+            raise DataError(
+                f"{folder}: {', '.join(self.class_names)} are parts of a data set, expected a sub-folder for each "
+                f"class; name one of them, e.g. {classes[0]}"
+            )
         self._files: list[Path] = []
         counts = []
         for entry in classes:

@@ -19,7 +19,8 @@ class Normalize(nn.Module):
     Raises
     ------
     ValueError
-        When the lengths differ or a ``std`` is not positive.
+        When the lengths differ, or a number is not what pixels in [0, 1] can have: those of pixels up to 255 are to be
+        divided by 255.
     """
 
     mean: Tensor
@@ -29,8 +30,10 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or not mean:
             raise ValueError(f"mean has {len(mean)} channels, std {len(std)}: expected equal, > 0")
-        if not all(value > 0 for value in std):
-            raise ValueError(f"std must be positive in every channel, got {list(std)}")
+        if not all(0 <= value <= 1 for value in mean):
+            raise ValueError(f"mean is that of pixels in [0, 1], got {list(mean)}")
+        if not all(0 < value <= 1 for value in std):
+            raise ValueError(f"std is positive, and that of pixels in [0, 1], got {list(std)}")
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
 

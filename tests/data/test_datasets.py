@@ -289,6 +289,14 @@ def test_a_tree_has_the_order_of_torchvisions_image_folder(tmp_path: Path) -> No
         np.testing.assert_array_equal(test_set.images("none", 1)[np.array([row])][0], small)
 
 
+def test_a_tree_of_a_data_sets_parts_is_one_folder_too_high(tmp_path: Path) -> None:
+    for part in ("Test", "train"):
+        tree(tmp_path / part)
+    refused("Test, train are parts", f"e.g. {tmp_path / 'Test'}", name="folder", folder=tmp_path)
+    tree(tmp_path)  # with others beside, they are classes like any
+    assert open_test_set("folder", str(tmp_path), 0).classes == 5
+
+
 def test_faults_of_a_tree(tmp_path: Path) -> None:
     refused("0 sub-folders", name="folder", folder=tmp_path)
     tree(tmp_path)

@@ -98,6 +98,9 @@ def test_the_same_seed_draws_the_same_weights() -> None:
         ("resnet8", 1, None, None, "at least 2"),
         ("resnet8", 10, [0.5] * 3, [0.5], "3 channels, std 1"),
         ("resnet8", 10, None, [1.0, 0.0, 1.0], "positive"),
+        ("resnet8", 10, [125.3, 123.0, 113.9], [63.0, 62.1, 66.7], "mean is that of pixels in [0, 1], got [125.3, 123"),
+        ("resnet8", 10, [0.5, float("nan"), 0.5], None, "mean is that"),
+        ("resnet8", 10, None, [0.2, 63.0, 0.2], "std is positive, and that of pixels in [0, 1]"),
         ("resnet8", 10, [], None, "expected equal, > 0"),
     ],
 )
