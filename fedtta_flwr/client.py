@@ -5,17 +5,16 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 """
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data.build import own_batch
-from fedtta_flwr.data.contracts import TakesPredictions
-from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
-from fedtta_flwr.memory import ONE_PROCESS, Memory, Remembered, state_folder
+from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.ftta import visit_stream
+from fedtta_flwr.memory import ONE_PROCESS, Memory, state_folder
 from fedtta_flwr.plugins import ON_DEVICES, device_code, plugin_code
 from fedtta_flwr.records import (
     BINS,
@@ -28,20 +27,18 @@ from fedtta_flwr.records import (
     arrays_of,
     code_fingerprint,
     error_reply,
-    from_arrays,
     to_arrays,
     to_stacked_arrays,
     unstack,
 )
 from fedtta_flwr.registry import names_in
 from fedtta_flwr.usage import peak_cuda, peak_memory
-from fedtta_flwr.visited import Visited, hits
+from fedtta_flwr.visited import Visited
 from fedtta_flwr.workbench import Workbench, workbench
 
 if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
-NOTHING_LATE = -1
 #: keys of the run config that may name code of the user's own, which a device has to allow
 IMPORTED = ("strategy", *ON_DEVICES)
 
@@ -137,7 +134,7 @@ def _visit_all(
         try:
             if isinstance(bench, Workbench):
                 with plugin_code(bench.config.model), plugin_code(bench.config.adapter):
-                    visited.append(_visit_one(bench, client, request, own, memory))
+                    visited.append(visit_stream(bench, client, request, own, memory))
             else:
                 from fedtta_flwr.tgfl import visit_heads  # Flower starts a process for every message: not for nothing
 
@@ -168,6 +165,7 @@ def _visit_all(
                     "round": request["round"],
                     "steps": taken,
                     "undone": undone,
+                    "evenness": [-1.0 if (e := visited[i].evenness) is None else e for i in updated],
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),
@@ -197,128 +195,3 @@ def _stack_counts(visited: list[Visited], slots: int, classes: int) -> dict[str,
                 table[i, j] = counts
         stacked[key] = table
     return stacked
-
-
-def _visit_one(
-    bench: Workbench,
-    client: str,
-    request: ConfigRecord,
-    personal: dict[str, Tensor] | None,
-    memory: Memory,
-) -> Visited:
-    """One client's visit: score the mixture that came, then go through the next slots in order."""
-    stream, adapter, result = bench.stream(client), bench.adapter, Visited()
-    classes, finetune = bench.classes, bool(request["finetune"])
-    wanted = str(request["descriptor"])
-    about = {"client": client, "round": request["round"], **_with_prefix(request, "descriptor.")}
-    lagged = bool(about.get("lagged"))
-    bench.pursue(_with_prefix(request, "objective."))
-    resumed = client in request["resuming"]  # type: ignore[operator]
-    known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
-    slot, late_slot, result.late_round = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
-    if known is None and int(request["round"]) > 1:  # type: ignore[arg-type]
-        # It joined late or has lost its memory: it goes on where the others are, with what the server knows of it.
-        result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
-    adapter.load_adapted_state(bench.initial if personal is None else personal)
-    if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
-        kept = known.parts.get("late") if known is not None else None
-        x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, client, late_slot)
-        result.late_domain = stream.domains[late_slot]
-        if finetune:
-            adapter.adapt(x)
-        if y is not None and "post" in bench.scores:
-            result.count("late-seen", torch.bincount(y, minlength=classes))
-            result.count("late", hits(adapter.predict(x), y, classes))
-    end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
-    late, late_batch = NOTHING_LATE, dict[str, Tensor]()
-    last: tuple[int, Tensor, Tensor | None] | None = None
-    for current in range(slot, end):
-        x, y = _batch(bench, client, current)
-        if not len(x):
-            continue  # nothing has arrived at a live stream
-        if last is not None and last[2] is not None and "post" in bench.scores:
-            # No aggregation has followed: its own state is what it goes on with.
-            result.count("post-seen", torch.bincount(last[2], minlength=classes))
-            result.count("post", hits(adapter.predict(last[1]), last[2], classes))
-        if bench.config.reset == "each-shift" and current and stream.domains[current] != stream.domains[current - 1]:
-            adapter.reset(bench.initial)
-            if bench.lone is not None:
-                bench.lone.reset(bench.initial)
-        if lagged and last is None:
-            result.descriptor = bench.describe(wanted, about, x)
-        result.domains.append(stream.domains[current])
-        result.samples += len(x)
-        outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
-        if y is not None:
-            result.count("seen", torch.bincount(y, minlength=classes))
-            for score in outputs.keys() & set(bench.scores):
-                result.count(score, hits(outputs[score], y, classes))
-        elif isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
-            stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
-        last = current, x, y
-    if last is not None:
-        current, x, y = last
-        if not lagged:
-            result.descriptor = bench.describe(wanted, about, x)
-        late = current if finetune or y is not None else NOTHING_LATE
-        late_batch = {"x": x} if finetune and y is None else {}
-    if result.samples:
-        result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
-    result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
-    if finetune:  # a stream without labels may come by only once
-        result.memory.parts["late"] = to_arrays(late_batch)
-    return result
-
-
-def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[str, Tensor]:
-    """Adapt to one batch and return the logits [B, K] behind every score that can be had now, and "tta"."""
-    outputs: dict[str, Tensor] = {}
-    if "source" in scored:
-        with torch.inference_mode():
-            outputs["source"] = bench.source(x)
-    if bench.lone is not None:
-        bench.lone.adapt(x)  # labels or not: it goes through the whole stream
-        if "local" in scored:
-            outputs["local"] = bench.lone.predict(x)
-    if "pre" in scored:
-        outputs["pre"] = bench.adapter.predict(x)
-    outputs["tta"] = bench.adapter.adapt(x)
-    return outputs
-
-
-def _batch(bench: Workbench, client: str, slot: int) -> tuple[Tensor, Tensor | None]:
-    if bench.config.stream:
-        x, y = own_batch(bench.config.stream, bench.stream(client), slot, bench.classes)
-    else:
-        x, y = bench.stream(client).batch(slot)
-    if len(x) > bench.config.batch_size and "stream" in bench.node_config:  # of which the server knows nothing
-        raise DataError(
-            f"slot {slot} has {len(x)} samples, batch-size = {bench.config.batch_size}: so many at most where a node's "
-            f"own config names the stream; make batch-size larger"
-        )
-    bench.look_at(client, x)
-    return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
-
-
-def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
-
-
-def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int, int]:
-    """Put a client's own state into the adapters and return where it stands; absent parts are those of a new client."""
-    bench.adapter.identity = (bench.config.seed, client)
-    parts = {part: from_arrays(record) for part, record in known.parts.items()}
-    bench.adapter.load_local_state(parts.get("local", {}))
-    if bench.lone is not None:
-        bench.lone.identity = bench.adapter.identity
-        bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
-        bench.lone.load_local_state(parts.get("lone-local", {}))
-    return known.cursor
-
-
-def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:
-    """Return what a client must find again at its next visit."""
-    parts = {"local": bench.adapter.local_state()}
-    if bench.lone is not None:
-        parts |= {"lone": bench.lone.adapted_state(), "lone-local": bench.lone.local_state()}
-    return Remembered(cursor, {part: to_arrays(state) for part, state in parts.items()})

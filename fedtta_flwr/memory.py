@@ -41,7 +41,8 @@ class Remembered:
         Its next slot; the slot whose `post` score is still to come, or -1; the round of its last visit.
     parts : dict of str to ArrayRecord
         ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
-        without federation, where it is scored; ``late``: a batch without labels that comes by only once.
+        without federation, where it is scored; ``predicted``: what both predicted lately, to see a collapse;
+        ``late``: a batch without labels that comes by only once.
     """
 
     cursor: tuple[int, int, int]

@@ -51,7 +51,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "rounds": [(-1, "0"), ("all", "integer"), (1.0, "integer")],
     "aggregate-every": [(0, "1"), (0.5, "integer")],
     "bn-pooling": [("exact", "'linear' or 'moments'"), (True, "linear")],
-    "reset": [("always", "'never' or 'each-shift'"), (True, "never")],
+    "reset": [("always", "'never', 'each-shift' or 'collapse'"), (True, "never")],
     "seed": [(-1, "0"), (2**63, str(2**63)), ("0", "integer"), (0.5, "integer"), (False, "integer")],
     "device": [
         ("gpu", "cuda"),

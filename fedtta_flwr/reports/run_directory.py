@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class RunDirectory:
         self._totals: dict[str, float] = defaultdict(float)
         self._missing: dict[str, int] = defaultdict(int)
         self._undone: dict[str, int] = defaultdict(int)
+        self._collapsed: dict[str, int] = defaultdict(int)
         self._rounds = 0
         self._due = 0.0
         self._memory: dict[str, int] = {}
@@ -137,6 +139,8 @@ class RunDirectory:
         self._totals["steps"] += sum(round_.steps.values())
         for client, steps in round_.undone.items():
             self._undone[client] += steps
+        for client in round_.collapsed:
+            self._collapsed[client] += 1
         for client in round_.missing:
             self._missing[client] += 1
         if round_.closing:
@@ -158,6 +162,10 @@ class RunDirectory:
             "steps": sum(round_.steps.values()),
             "rolled_back": sum(round_.undone.values()),
             "undone": round_.undone,
+            "predictions": {
+                "evenness": fmean(round_.evenness.values()) if round_.evenness else None,
+                "collapsed": list(round_.collapsed),
+            },
             "accuracy": _micro(self._own),
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
@@ -187,6 +195,7 @@ class RunDirectory:
             "totals": self._totals,
             "missing": self._missing,
             "undone": self._undone,
+            "collapsed": self._collapsed,
             "rounds": self._rounds,
             "memory": self._memory,
             "domains": domains,
@@ -204,6 +213,7 @@ class RunDirectory:
         self._totals.update(about["totals"])
         self._missing.update(about["missing"])
         self._undone.update(about.get("undone", {}))
+        self._collapsed.update(about.get("collapsed", {}))
         self._memory.update(about["memory"])
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
@@ -255,7 +265,8 @@ class RunDirectory:
             "screened": dict(sorted(self._missing.items())),
             "steps": int(totals["steps"]),
             "rolled_back": sum(self._undone.values()),
-            "undone": dict(sorted(self._undone.items(), key=lambda entry: (-entry[1], entry[0]))),
+            "undone": _most_first(self._undone),
+            "collapsed": _most_first(self._collapsed),
         }
 
     @contextmanager
@@ -315,6 +326,10 @@ def run_path(config: RunConfig) -> Path:
             f"(`fedtta run --output DIR` takes relative ones)"
         )
     return path
+
+
+def _most_first(numbers: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(numbers.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def _stacked(tallies: list[NDArray[np.int64]]) -> Tensor:

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from logging import WARNING
 from pathlib import Path
@@ -31,6 +31,12 @@ TITLES = {
 #: where two heads predict; the score `tta` is that of the run's `head`
 HEAD_TITLES = {"source": "global head", "local": "personal head"}
 
+IN_VAIN = "all steps were undone, their result was not finite: look at the adapter's step size, or at the data"
+COLLAPSE = (
+    "predictions are hardly anything but one class: where that is not what the images show, adaptation has collapsed; "
+    "a smaller step size or reset = 'collapse' may help"
+)
+
 
 class Terminal:
     """Prints progress with the time left, then the table of accuracies.
@@ -44,7 +50,7 @@ class Terminal:
         self._rounds = 0
         self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
@@ -60,18 +66,11 @@ class Terminal:
         """Print a line if the last one is some seconds old; that of the last round when the run is over.
 
         Its `post` comes with the closing exchange only, and the table says what the last line says. Clients are
-        warned of when a round of theirs comes to nothing for the first time.
+        warned of when a round of theirs comes to nothing, or they collapse, for the first time.
         """
-        in_vain = {client for client, steps in round_.undone.items() if steps == round_.steps[client]}
-        if new := sorted(in_vain - self._warned):
-            self._warned |= in_vain
-            log(
-                WARNING,
-                "round %d: %s: all steps were undone, their result was not finite: look at the adapter's step size, "
-                "or at these clients' data",
-                round_.number,
-                few(new),
-            )
+        in_vain = [client for client, steps in round_.undone.items() if steps == round_.steps[client]]
+        self._warn(round_.number, in_vain, IN_VAIN)
+        self._warn(round_.number, round_.collapsed, COLLAPSE)
         now, number = time.monotonic(), min(round_.number, self._rounds)
         if self._before is None:
             self._before = round_.number - 1
@@ -105,6 +104,9 @@ class Terminal:
             whose = few([f"{client} ({steps})" for client, steps in summary["undone"].items()])
             number = f"{summary['rolled_back']} of {summary['steps']}"
             self._say(f"{number} steps were undone, their result was not finite: {whose}")
+        if summary["collapsed"]:
+            whose = few([f"{client} ({rounds})" for client, rounds in summary["collapsed"].items()])
+            self._say(f"predictions of hardly anything but one class (rounds): {whose}")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")
@@ -122,6 +124,11 @@ class Terminal:
         page = StringIO()
         Console(file=page, width=min(width, WIDTH), color_system=None).print(table)
         self._say(page.getvalue())
+
+    def _warn(self, round_: int, clients: Sequence[str], finding: str) -> None:
+        if new := sorted(client for client in clients if (client, finding) not in self._warned):
+            self._warned |= {(client, finding) for client in new}
+            log(WARNING, "round %d: %s: %s", round_, few(new), finding)
 
     def _say(self, text: str) -> None:
         with self._outage.endured():  # a log may be on a full disk, and who reads may have gone

@@ -137,6 +137,7 @@ def _enter(
     for client, number in steps.items():
         _whole(number, limits.slots + 1)  # one a slot, and one more to finetune
         _whole(undone[client], number)
+    evenness = dict(zip(updated, map(_share, _list(info, "evenness")), strict=True))
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
     updates.update(found)
@@ -147,6 +148,7 @@ def _enter(
     round_.interpolation |= histograms
     round_.steps |= steps
     round_.undone |= {client: number for client, number in undone.items() if number}
+    round_.evenness |= {client: found for client, found in evenness.items() if found >= 0}
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received
     for where, peak in memory.items():
@@ -263,6 +265,13 @@ def _names(info: ConfigRecord, key: str) -> list[str]:
 def _whole(number: object, most: int = 2**63 - 1) -> int:
     if type(number) is not int or not 0 <= number <= most:
         raise ValueError(f"{number!r}, expected a whole number from 0 to {most}")
+    return number
+
+
+def _share(number: object) -> float:
+    """Check a share; -1: not known."""
+    if not isinstance(number, float) or not (0 <= number <= 1 or number == -1):
+        raise ValueError(f"{number!r}, expected a share from 0 to 1, or -1")
     return number
 
 

@@ -80,6 +80,10 @@ class Tracking:
             "bytes": line["bytes"],
             "seconds": line["seconds"],
             "collaboration": line["collaboration"],
+            "predictions": {
+                "evenness": line["predictions"]["evenness"],
+                "collapsed": len(line["predictions"]["collapsed"]),
+            },
             "clients": {"mixed": line["clients"], "screened": len(line["screened"])},
             "samples": line["samples"],
         }

@@ -1,0 +1,164 @@
+"""One client's visit: it receives, predicts, adapts and describes, slot by slot of its stream."""
+
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord
+from torch import Tensor
+
+from fedtta_flwr.adaptation import collapse
+from fedtta_flwr.data.build import own_batch
+from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
+from fedtta_flwr.errors import DataError
+from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.records import from_arrays, to_arrays
+from fedtta_flwr.visited import Visited, hits
+from fedtta_flwr.workbench import Workbench
+
+NOTHING_LATE = -1
+
+
+def visit_stream(
+    bench: Workbench,
+    client: str,
+    request: ConfigRecord,
+    personal: dict[str, Tensor] | None,
+    memory: Memory,
+) -> Visited:
+    """One client's visit: score the mixture that came, then go through the next slots in order."""
+    stream, adapter, result = bench.stream(client), bench.adapter, Visited()
+    classes, finetune = bench.classes, bool(request["finetune"])
+    wanted = str(request["descriptor"])
+    about = {"client": client, "round": request["round"], **_with_prefix(request, "descriptor.")}
+    lagged = bool(about.get("lagged"))
+    bench.pursue(_with_prefix(request, "objective."))
+    resumed = client in request["resuming"]  # type: ignore[operator]
+    known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
+    slot, late_slot, result.late_round = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
+    if known is None and int(request["round"]) > 1:  # type: ignore[arg-type]
+        # It joined late or has lost its memory: it goes on where the others are, with what the server knows of it.
+        result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
+    sums = _sums(bench, known)
+    adapter.load_adapted_state(bench.initial if personal is None else personal)
+    if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
+        kept = known.parts.get("late") if known is not None else None
+        x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, client, late_slot)
+        result.late_domain = stream.domains[late_slot]
+        if finetune:
+            adapter.adapt(x)
+        if y is not None and "post" in bench.scores:
+            result.count("late-seen", torch.bincount(y, minlength=classes))
+            result.count("late", hits(adapter.predict(x), y, classes))
+    end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
+    late, late_batch = NOTHING_LATE, dict[str, Tensor]()
+    last: tuple[int, Tensor, Tensor | None] | None = None
+    for current in range(slot, end):
+        x, y = _batch(bench, client, current)
+        if not len(x):
+            continue  # nothing has arrived at a live stream
+        if last is not None and last[2] is not None and "post" in bench.scores:
+            # No aggregation has followed: its own state is what it goes on with.
+            result.count("post-seen", torch.bincount(last[2], minlength=classes))
+            result.count("post", hits(adapter.predict(last[1]), last[2], classes))
+        _reset_where_due(bench, stream, current, sums)
+        if lagged and last is None:
+            result.descriptor = bench.describe(wanted, about, x)
+        result.domains.append(stream.domains[current])
+        result.samples += len(x)
+        outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
+        sums = {key: collapse.predicted(of_one, outputs[key]) for key, of_one in sums.items()}
+        if y is not None:
+            result.count("seen", torch.bincount(y, minlength=classes))
+            for score in outputs.keys() & set(bench.scores):
+                result.count(score, hits(outputs[score], y, classes))
+        elif isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
+            stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
+        last = current, x, y
+    if last is not None:
+        current, x, y = last
+        if not lagged:
+            result.descriptor = bench.describe(wanted, about, x)
+        late = current if finetune or y is not None else NOTHING_LATE
+        late_batch = {"x": x} if finetune and y is None else {}
+    if result.samples:
+        result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
+        result.evenness = collapse.evenness(sums["tta"])
+    result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
+    result.memory.parts["predicted"] = to_arrays(sums)
+    if finetune:  # a stream without labels may come by only once
+        result.memory.parts["late"] = to_arrays(late_batch)
+    return result
+
+
+def _reset_where_due(bench: Workbench, stream: ClientStream, slot: int, sums: dict[str, Tensor]) -> None:
+    """Take adapters back to the source model, and what they have predicted to nothing, where the run config says so."""
+    reset = bench.config.reset
+    if reset == "never" or not slot:
+        return
+    shifted = stream.domains[slot] != stream.domains[slot - 1]
+    for key, adapter in (("tta", bench.adapter), ("lone", bench.lone)):
+        if adapter is not None and (shifted if reset == "each-shift" else collapse.has_collapsed(sums[key])):
+            adapter.reset(bench.initial)
+            sums[key] = collapse.no_predictions(bench.classes, bench.device)
+
+
+def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[str, Tensor]:
+    """Adapt to one batch; return the logits [B, K] behind every score that can be had now, and of each adaptation."""
+    outputs: dict[str, Tensor] = {}
+    if "source" in scored:
+        with torch.inference_mode():
+            outputs["source"] = bench.source(x)
+    if bench.lone is not None:
+        outputs["lone"] = bench.lone.adapt(x)  # labels or not: it goes through the whole stream
+        if "local" in scored:
+            outputs["local"] = bench.lone.predict(x)
+    if "pre" in scored:
+        outputs["pre"] = bench.adapter.predict(x)
+    outputs["tta"] = bench.adapter.adapt(x)
+    return outputs
+
+
+def _batch(bench: Workbench, client: str, slot: int) -> tuple[Tensor, Tensor | None]:
+    if bench.config.stream:
+        x, y = own_batch(bench.config.stream, bench.stream(client), slot, bench.classes)
+    else:
+        x, y = bench.stream(client).batch(slot)
+    if len(x) > bench.config.batch_size and "stream" in bench.node_config:  # of which the server knows nothing
+        raise DataError(
+            f"slot {slot} has {len(x)} samples, batch-size = {bench.config.batch_size}: so many at most where a node's "
+            f"own config names the stream; make batch-size larger"
+        )
+    bench.look_at(client, x)
+    return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
+
+
+def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
+
+
+def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int, int]:
+    """Put a client's own state into the adapters and return where it stands; absent parts are those of a new client."""
+    bench.adapter.identity = (bench.config.seed, client)
+    parts = {part: from_arrays(record) for part, record in known.parts.items()}
+    bench.adapter.load_local_state(parts.get("local", {}))
+    if bench.lone is not None:
+        bench.lone.identity = bench.adapter.identity
+        bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
+        bench.lone.load_local_state(parts.get("lone-local", {}))
+    return known.cursor
+
+
+def _sums(bench: Workbench, known: Remembered | None) -> dict[str, Tensor]:
+    """Return what a client's adapters have predicted, by the outputs that are theirs."""
+    kept = from_arrays(known.parts["predicted"]) if known is not None and "predicted" in known.parts else {}
+    keys = ["tta"] if bench.lone is None else ["tta", "lone"]
+    nothing = collapse.no_predictions(bench.classes, bench.device)
+    return {key: kept[key].to(bench.device) if key in kept else nothing for key in keys}
+
+
+def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:
+    """Return what a client must find again at its next visit."""
+    parts = {"local": bench.adapter.local_state()}
+    if bench.lone is not None:
+        parts |= {"lone": bench.lone.adapted_state(), "lone-local": bench.lone.local_state()}
+    return Remembered(cursor, {part: to_arrays(state) for part, state in parts.items()})
