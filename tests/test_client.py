@@ -26,6 +26,7 @@ from fedtta_flwr.records import SCORES as COUNTS
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.strategies.fedctta import FedCTTA
 from fedtta_flwr.strategies.updates import Updates
+from fedtta_flwr.visited import hits
 
 Run = Callable[..., Any]
 CLIENTS = ["client-00", "client-01", "client-02", "client-03"]
@@ -379,8 +380,8 @@ def test_another_seed_is_another_run(base: Any, run_local: Run) -> None:
 
 def test_hits_are_counted_by_class() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 3.0], [5.0, 0.0, 0.0]])
-    assert client.hits(logits, torch.tensor([0, 1, 1, 2]), 4).tolist() == [1, 1, 0, 0]
-    assert client.hits(logits[:0], torch.tensor([], dtype=torch.int64), 3).tolist() == [0, 0, 0]
+    assert hits(logits, torch.tensor([0, 1, 1, 2]), 4).tolist() == [1, 1, 0, 0]
+    assert hits(logits[:0], torch.tensor([], dtype=torch.int64), 3).tolist() == [0, 0, 0]
 
 
 # ---------------------------------------------------------------------------------------------------- when it fails

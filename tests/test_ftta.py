@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtta_flwr.adaptation.base import Adapter, State
+from fedtta_flwr.adaptation.norms import batch_statistics
 
 Run = Callable[..., Any]
 PUSH = 100.0
@@ -23,7 +24,8 @@ class Sinking(Adapter):
     @torch.no_grad()
     def step(self, x: Tensor) -> Tensor:
         """Predict, then move."""
-        logits: Tensor = self.model(x)
+        with batch_statistics(self.model):
+            logits: Tensor = self.model(x)
         self.model.head.bias[3] += PUSH  # type: ignore[union-attr, index]
         return logits
 
