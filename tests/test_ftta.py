@@ -60,11 +60,11 @@ def test_a_collapse_is_seen_with_labels_and_without(run_local: Run, warned: list
 
 
 def test_a_reset_begins_anew(run_local: Run) -> None:
-    """Each time it takes as many slots to collapse as the first; the adapter alone is watched and reset on its own."""
+    """What was predicted before counts no more; the adapter alone is watched and reset on its own."""
     run = run_local(**SINKING, scores="local,tta,post", reset="collapse")
     collapsed = [line["round"] for line in run.lines() if line["predictions"]["collapsed"]]
-    assert len(collapsed) >= 2
-    assert collapsed[1] == 2 * collapsed[0]
+    assert collapsed[0] >= 4  # 140 images
+    assert collapsed[1] - collapsed[0] >= 4
     assert run.summary["accuracy"]["local"] == run.summary["accuracy"]["post"]
     never = run_local(**SINKING, scores="local,tta,post")
     assert run.summary["accuracy"]["tta"]["micro"] > never.summary["accuracy"]["tta"]["micro"] + 2
