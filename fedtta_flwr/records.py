@@ -12,8 +12,8 @@ train.visit    ``visit``      name of the run, round, slots to go through, and w
                               last batch; under which rounds to keep states for, and to take them from, a checkpoint
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
-                              slot; domain and round of the ones scored late; start and end, steps rolled back, who
-                              found no memory though the run had begun
+                              slot; domain and round of the ones scored late; start and end, steps taken and undone,
+                              how even the mean prediction is, who found no memory though the run had begun
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score

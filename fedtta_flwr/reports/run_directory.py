@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -28,9 +27,10 @@ from fedtta_flwr.reports.interpolation import Interpolation
 from fedtta_flwr.reports.matrices import Matrices
 from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.reports.timeline import Timeline
+from fedtta_flwr.reports.totals import Totals
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from fedtta_flwr.strategies.rounds import Counts, Round
-from fedtta_flwr.strategies.structure import STRUCTURE, structure
+from fedtta_flwr.strategies.structure import structure
 
 SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
 PAUSE = 20.0  # and so many times as long as the last one took: a fleet's matrices take seconds
@@ -79,13 +79,9 @@ class RunDirectory:
         self._lines: list[str] = []  # those that are not written yet
         self._outage = Outage(path)
         self._own: list[Counts] = []
-        self._totals: dict[str, float] = defaultdict(float)
-        self._missing: dict[str, int] = defaultdict(int)
-        self._undone: dict[str, int] = defaultdict(int)
-        self._collapsed: dict[str, int] = defaultdict(int)
+        self._totals = Totals()
         self._rounds = 0
         self._due = 0.0
-        self._memory: dict[str, int] = {}
         self._clients: tuple[str, ...] = ()
         self._matrices, self._timeline = Matrices(()), Timeline(())
         self._interpolation = Interpolation()
@@ -126,23 +122,11 @@ class RunDirectory:
         self.board.add(round_.counts)
         self._timeline.add(round_)
         self._interpolation.add(round_)
-        for who, peak in round_.memory.items():
-            self._memory[who] = max(peak, self._memory.get(who, 0))
         if self._held is not None:
             late = [c for c in round_.counts if c.round == self._held["round"]]
             self._held["accuracy"] = _micro(self._own + late)
             self._release()
-        for key, value in round_.seconds.items():
-            self._totals[f"seconds.{key}"] += value
-        self._totals["bytes.up"] += round_.bytes_up
-        self._totals["bytes.down"] += round_.bytes_down
-        self._totals["steps"] += sum(round_.steps.values())
-        for client, steps in round_.undone.items():
-            self._undone[client] += steps
-        for client in round_.collapsed:
-            self._collapsed[client] += 1
-        for client in round_.missing:
-            self._missing[client] += 1
+        self._totals.add(round_)
         if round_.closing:
             return
         self._rounds = round_.number
@@ -150,10 +134,7 @@ class RunDirectory:
         if round_.weights is not None:
             self._matrices.add(round_.number, round_.clients, round_.weights)
             found = structure(round_.weights, [round_.domains.get(client) or None for client in round_.clients])
-            for key, number in found.items():
-                if number is not None:
-                    self._totals[f"collaboration.{key}"] += number
-                    self._totals[f"known.{key}"] += 1
+            self._totals.add_structure(found)
         self._own = [c for c in round_.counts if c.round == round_.number]
         self._held = {
             "round": round_.number,
@@ -192,15 +173,10 @@ class RunDirectory:
             "board": list(tallies),
             "own": [(c.round, c.client, c.domain, c.score) for c in self._own],
             "held": self._held,
-            "totals": self._totals,
-            "missing": self._missing,
-            "undone": self._undone,
-            "collapsed": self._collapsed,
             "rounds": self._rounds,
-            "memory": self._memory,
             "domains": domains,
             "every": self._matrices.every,
-        }
+        } | self._totals.snapshot()
         tensors["heads"], about["heads"] = self._interpolation.snapshot()
         return tensors, about
 
@@ -210,11 +186,7 @@ class RunDirectory:
         self.board.load({tuple(key): tally for key, tally in zip(about["board"], board, strict=True)})
         self._own = [Counts(*key, *counts) for key, counts in zip(about["own"], own, strict=True)]
         self._held, self._rounds = about["held"], about["rounds"]
-        self._totals.update(about["totals"])
-        self._missing.update(about["missing"])
-        self._undone.update(about.get("undone", {}))
-        self._collapsed.update(about.get("collapsed", {}))
-        self._memory.update(about["memory"])
+        self._totals.restore(about)
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         self._timeline.restore(timeline, about["domains"])
@@ -247,27 +219,11 @@ class RunDirectory:
 
     def summary(self, *, finished: bool) -> dict[str, Any]:
         """Return the content of summary.json."""
-        per = max(1, self._rounds * len(self._clients))
-        totals = self._totals
-        structures = {key: (totals[f"collaboration.{key}"], totals[f"known.{key}"]) for key in STRUCTURE}
         return {
             "finished": finished,
             "rounds": self._rounds,
             "accuracy": {score: self.board.accuracy(score) for score in SCORES if score in self.board.scores()},
-            "bytes": {
-                "up": totals["bytes.up"] / per,
-                "down": totals["bytes.down"] / per,
-                "unit": "bytes per client and round",
-            },
-            "seconds": {key: totals[f"seconds.{key}"] for key in ("client", "server", "transport", "total")},
-            "memory": self._memory | {"unit": "bytes, peak of a process"} if self._memory else None,
-            "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
-            "screened": dict(sorted(self._missing.items())),
-            "steps": int(totals["steps"]),
-            "rolled_back": sum(self._undone.values()),
-            "undone": _most_first(self._undone),
-            "collapsed": _most_first(self._collapsed),
-        }
+        } | self._totals.summary(self._rounds * len(self._clients))
 
     @contextmanager
     def _needed(self) -> Iterator[None]:
@@ -326,10 +282,6 @@ def run_path(config: RunConfig) -> Path:
             f"(`fedtta run --output DIR` takes relative ones)"
         )
     return path
-
-
-def _most_first(numbers: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(numbers.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def _stacked(tallies: list[NDArray[np.int64]]) -> Tensor:
