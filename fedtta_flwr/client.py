@@ -21,6 +21,7 @@ from fedtta_flwr.records import (
     DESCRIPTOR,
     HEADS,
     INFO,
+    NOT_KNOWN,
     SCORES,
     STATE,
     WEIGHTS,
@@ -165,7 +166,7 @@ def _visit_all(
                     "round": request["round"],
                     "steps": taken,
                     "undone": undone,
-                    "evenness": [-1.0 if (e := visited[i].evenness) is None else e for i in updated],
+                    "largest-share": [visited[i].largest_share or NOT_KNOWN for i in updated],
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),

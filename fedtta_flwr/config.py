@@ -157,8 +157,8 @@ class RunConfig(BaseModel):
     reset: Literal["never", "each-shift", "collapse"] = Field(
         "never",
         description="never: continual adaptation; each-shift: back to the source model, memories and moments "
-        "included, whenever a client's corruption changes (it has to be told); collapse: where a client predicts "
-        "hardly anything but one class; the server's memory stays",
+        "included, whenever a client's corruption changes (it has to be told); collapse: when a client has come "
+        "to predict hardly anything but one class; the server's memory stays",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of every random draw")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = Field(

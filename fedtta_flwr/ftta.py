@@ -34,11 +34,10 @@ def visit_stream(
     bench.pursue(_with_prefix(request, "objective."))
     resumed = client in request["resuming"]  # type: ignore[operator]
     known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
-    slot, late_slot, result.late_round = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
+    (slot, late_slot, result.late_round), sums = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
     if known is None and int(request["round"]) > 1:  # type: ignore[arg-type]
         # It joined late or has lost its memory: it goes on where the others are, with what the server knows of it.
         result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
-    sums = _sums(bench, known)
     adapter.load_adapted_state(bench.initial if personal is None else personal)
     if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
         kept = known.parts.get("late") if known is not None else None
@@ -67,11 +66,12 @@ def visit_stream(
         result.samples += len(x)
         outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
         sums = {key: collapse.predicted(of_one, outputs[key]) for key, of_one in sums.items()}
-        if y is not None:
+        result.largest_share = max(result.largest_share or 0.0, collapse.largest_share(sums["tta"]) or 0.0) or None
+        if y is not None and bench.scores:
             result.count("seen", torch.bincount(y, minlength=classes))
             for score in outputs.keys() & set(bench.scores):
                 result.count(score, hits(outputs[score], y, classes))
-        elif isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
+        elif y is None and isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
             stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
         last = current, x, y
     if last is not None:
@@ -82,7 +82,6 @@ def visit_stream(
         late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
-        result.evenness = collapse.evenness(sums["tta"])
     result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
     result.memory.parts["predicted"] = to_arrays(sums)
     if finetune:  # a stream without labels may come by only once
@@ -91,13 +90,15 @@ def visit_stream(
 
 
 def _reset_where_due(bench: Workbench, stream: ClientStream, slot: int, sums: dict[str, Tensor]) -> None:
-    """Take adapters back to the source model, and what they have predicted to nothing, where the run config says so."""
+    """Take adapters back to the source model where the run config says so."""
     reset = bench.config.reset
-    if reset == "never" or not slot:
-        return
-    shifted = stream.domains[slot] != stream.domains[slot - 1]
+    shifted = reset == "each-shift" and slot and stream.domains[slot] != stream.domains[slot - 1]
     for key, adapter in (("tta", bench.adapter), ("lone", bench.lone)):
-        if adapter is not None and (shifted if reset == "each-shift" else collapse.has_collapsed(sums[key])):
+        if adapter is None:
+            continue
+        if shifted:
+            adapter.reset(bench.initial)
+        elif reset == "collapse" and collapse.has_collapsed(sums[key]):
             adapter.reset(bench.initial)
             sums[key] = collapse.no_predictions(bench.classes, bench.device)
 
@@ -136,8 +137,11 @@ def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
 
 
-def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int, int]:
-    """Put a client's own state into the adapters and return where it stands; absent parts are those of a new client."""
+def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[tuple[int, int, int], dict[str, Tensor]]:
+    """Put a client's own state into the adapters; return where it stands, and what they have predicted lately.
+
+    Absent parts are those of a new client.
+    """
     bench.adapter.identity = (bench.config.seed, client)
     parts = {part: from_arrays(record) for part, record in known.parts.items()}
     bench.adapter.load_local_state(parts.get("local", {}))
@@ -145,15 +149,9 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[int, int,
         bench.lone.identity = bench.adapter.identity
         bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
         bench.lone.load_local_state(parts.get("lone-local", {}))
-    return known.cursor
-
-
-def _sums(bench: Workbench, known: Remembered | None) -> dict[str, Tensor]:
-    """Return what a client's adapters have predicted, by the outputs that are theirs."""
-    kept = from_arrays(known.parts["predicted"]) if known is not None and "predicted" in known.parts else {}
+    nothing, lately = collapse.no_predictions(bench.classes, bench.device), parts.get("predicted", {})
     keys = ["tta"] if bench.lone is None else ["tta", "lone"]
-    nothing = collapse.no_predictions(bench.classes, bench.device)
-    return {key: kept[key].to(bench.device) if key in kept else nothing for key in keys}
+    return known.cursor, {key: lately[key].to(bench.device) if key in lately else nothing for key in keys}
 
 
 def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:

@@ -4,16 +4,17 @@
 message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
-reply          ``hello``      client names, slots of each, classes; fingerprints of code, config and source model;
-                              names hosted that are not of this run
+reply          ``hello``      client names, slots of each, classes; fingerprints of code, config, source model and
+                              methods of one's own; names hosted that are not of this run
 train.visit    ``visit``      name of the run, round, slots to go through, and where those of a client without memory
                               begin; client names, and who of them has a personal state in this message; descriptor
                               wanted and its options, terms of the clients' loss, whether to finetune a mixture to the
                               last batch; under which rounds to keep states for, and to take them from, a checkpoint
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
-                              slot; domain and round of the ones scored late; start and end, steps taken and undone,
-                              how even the mean prediction is, who found no memory though the run had begun
+                              slot; domain and round of the ones scored late; start and end, peak memory; steps taken
+                              and undone, the largest share of one class in the mean prediction (-1: not known); who
+                              found no memory though the run had begun
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score
@@ -51,6 +52,7 @@ DESCRIPTOR = "descriptor"
 SCORES = "scores"
 HEADS = "heads"
 WEIGHTS, BINS = "weights", 50
+NOT_KNOWN = -1.0  # in place of a share
 STATISTICS, CLIENTS = "statistics", "clients"
 INFO = "visit"
 ERROR = "error"

@@ -20,7 +20,7 @@ class Visited:
     samples: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
-    evenness: float | None = None  # of the mean prediction; None: not known
+    largest_share: float | None = None  # of one class in the mean prediction, at its worst; None: not known
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None

@@ -261,7 +261,7 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert not content.metric_records
         assert set(info.keys()) == {
             "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
-            "steps", "undone", "evenness", "forgot", "started", "ended", "peak-memory", "peak-cuda",
+            "steps", "undone", "largest-share", "forgot", "started", "ended", "peak-memory", "peak-cuda",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 640
         state = arrays_of(content, STATE)
@@ -347,6 +347,8 @@ def test_scores_are_those_asked_for_and_do_not_depend_on_each_other(base: Any, r
     run = run_local(scores=scores)
     names = [name for name in scores.split(",") if name]
     assert run.summary["accuracy"] == {name: base.summary["accuracy"][name] for name in names}
+    if not names:  # no label leaves a client for nothing
+        assert all(not arrays_of(reply.content, COUNTS) for reply in visits(run.replies))
     closing = "post" in names
     assert len(visits(run.sent)) == 2 * (4 + closing)  # no closing exchange for nothing
     assert personal_states(run).items() <= personal_states(base).items()

@@ -49,8 +49,8 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_collapse_is_seen_with_labels_and_without(run_local: Run, warned: list[str]) -> None:
     run = run_local(**SINKING)
     first, *_, last = (line["predictions"] for line in run.lines())
-    assert first == {"evenness": None, "collapsed": []}  # of too few images
-    assert last == {"evenness": pytest.approx(0, abs=0.1), "collapsed": ["client-00"]}
+    assert first == {"largest_share": None, "collapsed": []}  # of too few images
+    assert last == {"largest_share": pytest.approx(1, abs=0.05), "collapsed": ["client-00"]}
     rounds = [line["round"] for line in run.lines() if line["predictions"]["collapsed"]]
     assert rounds == list(range(rounds[0], 19))
     assert run.summary["collapsed"] == {"client-00": len(rounds)}
@@ -70,8 +70,24 @@ def test_a_reset_begins_anew(run_local: Run) -> None:
     assert run.summary["accuracy"]["tta"]["micro"] > never.summary["accuracy"]["tta"]["micro"] + 2
 
 
-def test_what_was_predicted_is_remembered_between_visits(run_local: Run) -> None:
-    """With several slots a visit the evenness is the same as with one, if nobody is mixed."""
-    one, three = run_local(**SINKING), run_local(**SINKING, **{"aggregate-every": 3})
-    every_third = [line["predictions"]["evenness"] for line in one.lines()][2::3]
-    assert [line["predictions"]["evenness"] for line in three.lines()] == every_third
+@pytest.mark.parametrize("slots", [3, 6, 18])
+def test_what_was_predicted_is_remembered_between_visits(run_local: Run, slots: int) -> None:
+    """With several slots a visit a client is as with one, if nobody is mixed; what is told is the worst of a visit."""
+    one, several = (run_local(**SINKING, **{"aggregate-every": number}) for number in (1, slots))
+    shares = [line["predictions"]["largest_share"] for line in one.lines()]
+    worst = [max((s for s in shares[i : i + slots] if s is not None), default=None) for i in range(0, 18, slots)]
+    assert [line["predictions"]["largest_share"] for line in several.lines()] == worst
+
+
+@pytest.mark.parametrize("slots", [6, 18])
+def test_no_reset_goes_unheard(run_local: Run, slots: int) -> None:
+    run = run_local(**SINKING, reset="collapse", **{"aggregate-every": slots})
+    assert run.summary["collapsed"]["client-00"] >= 1
+
+
+def test_a_source_model_that_fails_from_the_start_is_no_reason_to_begin_anew(run_local: Run) -> None:
+    """It is told of; but where adaptation has no part in it, a reset would lead to the same, again and again."""
+    source = SINKING | {"adapter": "source", "scores": "tta"}  # for contrast, it predicts one class only
+    never, reset = run_local(**source), run_local(**source, reset="collapse")
+    assert never.summary["collapsed"]["client-00"] > 10
+    assert [line["predictions"] for line in reset.lines()] == [line["predictions"] for line in never.lines()]

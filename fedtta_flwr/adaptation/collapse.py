@@ -1,24 +1,23 @@
 """Collapse: a model that learns from its own predictions can end with one class for all images.
 
-No label is needed to see it. Where all is well the mean prediction is spread over the classes that are met, however
-sure each prediction is; of a model that has collapsed it has next to no entropy. A stream that shows one class for some
-hundred images looks the same, so what follows from it is up to who runs the federation.
+No label is needed to see it: of a model that has collapsed, one class has nearly all of the mean prediction, where
+otherwise all classes that are met have a share, however sure each prediction is. The same is seen of a source model
+that fails from the start, and of a stream that shows one class for some hundred images, so what follows from it is up
+to who runs the federation.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
-#: samples; the weight of older ones falls by a factor e for each such number
+#: samples that a mean is of, or those of one batch if they are more; older ones are forgotten by and by
 WINDOW = 200
-#: an evenness below it is a collapse: one of ten classes has more than 91 % of the mean prediction
-COLLAPSED = 0.2
+#: a larger share of one class in the mean prediction is a collapse
+COLLAPSED = 0.95
 
 
 def no_predictions(classes: int, device: torch.device) -> Tensor:
-    """Return the sums [K + 1] of before the first prediction."""
-    return torch.zeros(classes + 1, device=device)
+    """Return the sums [K + 2] of before the first prediction."""
+    return torch.zeros(classes + 2, device=device)
 
 
 def predicted(sums: Tensor, logits: Tensor) -> Tensor:
@@ -26,8 +25,8 @@ def predicted(sums: Tensor, logits: Tensor) -> Tensor:
 
     Parameters
     ----------
-    sums : Tensor [K + 1]
-        Of predictions, and of samples; the older, the less their weight.
+    sums : Tensor [K + 2]
+        Of predictions and of samples, the older the less their weight; last whether a collapse was ever absent.
     logits : Tensor [B, K]
         Those of a sample that are not all finite count for nothing.
     """
@@ -35,19 +34,28 @@ def predicted(sums: Tensor, logits: Tensor) -> Tensor:
     known = p.isfinite().all(dim=1, keepdim=True)
     batch = torch.cat([torch.where(known, p, 0.0), known.to(p)], dim=1).sum(dim=0)
     share = (batch[-1] / WINDOW).clamp(max=1.0)
-    return (1 - share) * sums + batch / batch[-1].clamp(min=WINDOW)
+    means = (1 - share) * sums[:-1] + batch / batch[-1].clamp(min=WINDOW)
+    enough, collapsed = _judge(means)
+    return torch.cat([means, torch.maximum(sums[-1:], (enough & ~collapsed).to(means)[None])])
 
 
-def evenness(sums: Tensor) -> float | None:
-    """Return the entropy of the mean prediction, from 0 (one class) to 1 (all classes alike); None of few samples."""
-    total = float(sums[-1])
-    if total < 0.5:  # with fewer than some 0.7 * WINDOW samples a few sure predictions are no collapse
-        return None
-    mean = sums[:-1].double() / total
-    return min(1.0, max(0.0, -float(torch.xlogy(mean, mean).sum()) / math.log(len(mean))))
+def largest_share(sums: Tensor) -> float | None:
+    """Return the share of one class in the mean prediction, from 1/K to 1; None of few samples."""
+    means = sums[:-1].cpu()
+    enough, _ = _judge(means)
+    return min(1.0, float(means[:-1].max() / means[-1])) if enough else None
 
 
 def has_collapsed(sums: Tensor) -> bool:
-    """Return whether hardly anything but one class is predicted."""
-    found = evenness(sums)
-    return found is not None and found < COLLAPSED
+    """Return whether a model that once predicted more has come to predict hardly anything but one class.
+
+    Of one that has never predicted anything else since it was the source model, it would be no use to begin anew.
+    """
+    _, collapsed = _judge(sums[:-1])
+    return bool(collapsed & (sums[-1] > 0))
+
+
+def _judge(means: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether there are enough samples, some 0.7 * `WINDOW`, and if so whether one class has nearly all."""
+    enough = means[-1] >= 0.5
+    return enough, enough & (means[:-1].max() > COLLAPSED * means[-1])

@@ -135,7 +135,8 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
     c, left_out = run.config, run.summary.get("screened") or {}
     versions = ", ".join(f"{name} {version}" for name, version in run.about.get("versions", {}).items())
     undone = run.summary.get("rolled_back") if "steps" in run.summary else 0  # earlier runs did not count their steps
-    whose = few([f"{client} {steps}" for client, steps in run.summary.get("undone", {}).items()])
+    clients = [f"{client} {steps}" for client, steps in run.summary.get("undone", {}).items()]
+    whose = f": {few(clients)}" if clients else ""  # nor by client
     collapsed = few([f"{client} in {n} rounds" for client, n in run.summary.get("collapsed", {}).items()])
     facts = [
         ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
@@ -143,7 +144,7 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
-        *([("undone", f"{undone} of {run.summary['steps']} steps, not finite: {whose}")] if undone else []),
+        *([("undone", f"{undone} of {run.summary['steps']} steps, not finite{whose}")] if undone else []),
         *([("predict one class", collapsed)] if collapsed else []),
         ("machine", f"{run.about.get('machine', 'unknown')}, started {run.about.get('started', '')}"),
         ("code", f"{run.about.get('code', '')}; {versions}"),

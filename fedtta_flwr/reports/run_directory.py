@@ -144,7 +144,7 @@ class RunDirectory:
             "rolled_back": sum(round_.undone.values()),
             "undone": round_.undone,
             "predictions": {
-                "evenness": fmean(round_.evenness.values()) if round_.evenness else None,
+                "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),
             },
             "accuracy": _micro(self._own),
@@ -186,6 +186,8 @@ class RunDirectory:
         self.board.load({tuple(key): tally for key, tally in zip(about["board"], board, strict=True)})
         self._own = [Counts(*key, *counts) for key, counts in zip(about["own"], own, strict=True)]
         self._held, self._rounds = about["held"], about["rounds"]
+        if self._held is not None:  # earlier versions did not look at these
+            self._held = {"undone": {}, "predictions": {"largest_share": None, "collapsed": []}} | self._held
         self._totals.restore(about)
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}

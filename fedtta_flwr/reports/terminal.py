@@ -33,8 +33,8 @@ HEAD_TITLES = {"source": "global head", "local": "personal head"}
 
 IN_VAIN = "all steps were undone, their result was not finite: look at the adapter's step size, or at the data"
 COLLAPSE = (
-    "predictions are hardly anything but one class: where that is not what the images show, adaptation has collapsed; "
-    "a smaller step size or reset = 'collapse' may help"
+    "predictions are hardly anything but one class: the images show no other, or the source model fails on them, or "
+    "adaptation has collapsed, and a smaller step size or reset = 'collapse' may help"
 )
 
 

@@ -29,6 +29,7 @@ class Totals:
         self._sums["bytes.down"] += round_.bytes_down
         self._sums["steps"] += sum(round_.steps.values())
         self._missing.update(round_.missing.keys())
+        self._sums["rolled-back"] += sum(round_.undone.values())
         self._undone.update(round_.undone)
         self._collapsed.update(round_.collapsed)
 
@@ -72,7 +73,7 @@ class Totals:
             "collaboration": {key: total / rounds for key, (total, rounds) in structures.items() if rounds} or None,
             "screened": dict(sorted(self._missing.items())),
             "steps": int(sums["steps"]),
-            "rolled_back": self._undone.total(),
+            "rolled_back": int(sums["rolled-back"]),
             "undone": _most_first(self._undone),
             "collapsed": _most_first(self._collapsed),
         }

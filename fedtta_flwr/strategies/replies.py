@@ -21,6 +21,7 @@ from fedtta_flwr.records import (
     DESCRIPTOR,
     HEADS,
     INFO,
+    NOT_KNOWN,
     SCORES,
     STATE,
     WEIGHTS,
@@ -137,7 +138,7 @@ def _enter(
     for client, number in steps.items():
         _whole(number, limits.slots + 1)  # one a slot, and one more to finetune
         _whole(undone[client], number)
-    evenness = dict(zip(updated, map(_share, _list(info, "evenness")), strict=True))
+    shares = dict(zip(updated, map(_share, _list(info, "largest-share")), strict=True))
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
     updates.update(found)
@@ -148,7 +149,7 @@ def _enter(
     round_.interpolation |= histograms
     round_.steps |= steps
     round_.undone |= {client: number for client, number in undone.items() if number}
-    round_.evenness |= {client: found for client, found in evenness.items() if found >= 0}
+    round_.largest_share |= {client: share for client, share in shares.items() if share != NOT_KNOWN}
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received
     for where, peak in memory.items():
@@ -269,8 +270,7 @@ def _whole(number: object, most: int = 2**63 - 1) -> int:
 
 
 def _share(number: object) -> float:
-    """Check a share; -1: not known."""
-    if not isinstance(number, float) or not (0 <= number <= 1 or number == -1):
+    if not isinstance(number, float) or not (0 <= number <= 1 or number == NOT_KNOWN):
         raise ValueError(f"{number!r}, expected a share from 0 to 1, or -1")
     return number
 

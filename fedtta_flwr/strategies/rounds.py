@@ -53,8 +53,8 @@ class Round:
         Client -> why it took no part.
     steps, undone : dict of str to int
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
-    evenness : dict of str to float
-        Client -> entropy of its mean prediction lately, from 0 (one class) to 1; of those that have predicted enough.
+    largest_share : dict of str to float
+        Client -> share of one class in its mean prediction lately; of those that have predicted enough.
     forgot : tuple of str
         Clients that went on without the states that they had kept at home: new ones, or after a restart.
     bytes_up, bytes_down : int
@@ -78,7 +78,7 @@ class Round:
     missing: dict[str, str] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     undone: dict[str, int] = field(default_factory=dict)
-    evenness: dict[str, float] = field(default_factory=dict)
+    largest_share: dict[str, float] = field(default_factory=dict)
     forgot: tuple[str, ...] = ()
     bytes_up: int = 0
     bytes_down: int = 0
@@ -88,7 +88,7 @@ class Round:
     @property
     def collapsed(self) -> tuple[str, ...]:
         """Clients that predict hardly anything but one class."""
-        return tuple(sorted(client for client, found in self.evenness.items() if found < COLLAPSED))
+        return tuple(sorted(client for client, share in self.largest_share.items() if share > COLLAPSED))
 
 
 class Observer(Protocol):

@@ -81,7 +81,7 @@ class Tracking:
             "seconds": line["seconds"],
             "collaboration": line["collaboration"],
             "predictions": {
-                "evenness": line["predictions"]["evenness"],
+                "largest_share": line["predictions"]["largest_share"],
                 "collapsed": len(line["predictions"]["collapsed"]),
             },
             "clients": {"mixed": line["clients"], "screened": len(line["screened"])},

@@ -4,23 +4,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
-from scipy.stats import entropy
 from torch import Tensor
 
-from fedtta_flwr.adaptation.collapse import (
-    COLLAPSED,
-    WINDOW,
-    evenness,
-    has_collapsed,
-    no_predictions,
-    predicted,
-)
+from fedtta_flwr.adaptation.collapse import WINDOW, has_collapsed, largest_share, no_predictions, predicted
 
 CPU = torch.device("cpu")
 
 
-def after(*batches: Tensor, classes: int = 10) -> Tensor:
-    sums = no_predictions(classes, CPU)
+def after(*batches: Tensor) -> Tensor:
+    sums = no_predictions(batches[0].shape[1] if batches else 10, CPU)
     for batch in batches:
         sums = predicted(sums, batch)
     return sums
@@ -44,45 +36,51 @@ def test_the_mean_of_batches_weighted_by_age() -> None:
             weighted += softmax(row) / WINDOW
             weights += 1 / WINDOW
     assert weights > 0.5
-    found = evenness(after(*batches))
-    assert found == pytest.approx(entropy(weighted / weights) / np.log(10), abs=1e-6)
+    assert largest_share(after(*batches)) == pytest.approx(max(weighted) / weights, abs=1e-6)
 
 
 def test_a_batch_larger_than_the_window_is_all_that_counts() -> None:
     large = logits(WINDOW + 1, 0)
     torch.testing.assert_close(after(sure(50), large), after(large))
-    expected = entropy(softmax(large.double().numpy(), axis=1).mean(axis=0)) / np.log(10)
-    assert evenness(after(large)) == pytest.approx(expected, abs=1e-6)
+    expected = softmax(large.double().numpy(), axis=1).mean(axis=0).max()
+    assert largest_share(after(large)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_few_samples_say_nothing() -> None:
-    assert evenness(after()) is None
-    few = after(*[sure(10)] * 13)
-    assert evenness(few) is None
-    assert not has_collapsed(few)
-    assert has_collapsed(after(*[sure(10)] * 14))
-    assert has_collapsed(after(*[sure(1)] * 139))
+    assert largest_share(after()) is None
+    each = [torch.cat([sure(1, of) for of in range(10)])]
+    assert largest_share(after(*each * 13)) is None
+    assert largest_share(after(*each * 14)) == pytest.approx(0.1, abs=1e-6)
+    assert largest_share(after(*[sure(1)] * 139)) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_from_one_class_to_all_alike() -> None:
-    assert evenness(after(sure(WINDOW))) == pytest.approx(0, abs=1e-6)
-    each = torch.cat([sure(WINDOW // 10, of) for of in range(10)])
-    assert evenness(after(each)) == pytest.approx(1, abs=1e-6)
-    assert evenness(after(torch.zeros(WINDOW, 10))) == pytest.approx(1, abs=1e-6)
+@pytest.mark.parametrize("classes", [2, 10, 100, 1000])
+@pytest.mark.parametrize(("rest", "collapsed"), [(1, True), (9, True), (11, False), (100, False)])
+def test_one_class_with_more_than_95_percent(classes: int, rest: int, collapsed: bool) -> None:
+    """However many classes there are."""
+    before = torch.cat([sure(1, of % classes, classes) for of in range(WINDOW)])
+    others = torch.cat([sure(1, (4 + i % (classes - 1)) % classes, classes) for i in range(rest)])
+    of = (3 + classes) % classes  # which the others are not
+    mixed = torch.cat([sure(WINDOW - rest, of, classes), others[others.argmax(dim=1) != of]])
+    mixed = torch.cat([mixed, sure(WINDOW - len(mixed), (of + 1) % classes, classes)])
+    assert has_collapsed(after(before, mixed)) is collapsed
+    assert largest_share(after(mixed)) == pytest.approx(1 - rest / WINDOW, abs=1e-5)
 
 
-@pytest.mark.parametrize(("rest", "collapsed"), [(1, True), (15, True), (19, False), (40, False)])
-def test_one_of_ten_classes_with_more_than_91_percent(rest: int, collapsed: bool) -> None:
-    others = torch.cat([sure(1, 4 + i % 6) for i in range(rest)])
-    sums = after(torch.cat([sure(WINDOW - rest), others]))
-    assert has_collapsed(sums) is collapsed
-    assert (evenness(sums) < COLLAPSED) is collapsed  # type: ignore[operator]
+def test_a_model_that_predicts_nothing_else_from_the_start_has_not_come_to_it() -> None:
+    from_the_start = after(*[sure(10)] * 40)
+    assert largest_share(from_the_start) == pytest.approx(1.0, abs=1e-6)
+    assert not has_collapsed(from_the_start)
+    for seed in range(5):
+        from_the_start = predicted(from_the_start, logits(10, seed))
+    assert not has_collapsed(from_the_start)
+    for _ in range(40):
+        from_the_start = predicted(from_the_start, sure(10))
+    assert has_collapsed(from_the_start)  # once it had predicted more
 
 
-def test_a_model_recovers() -> None:
-    batches = [sure(10)] * 40
-    assert has_collapsed(after(*batches))
-    assert not has_collapsed(after(*batches, *(logits(10, seed) for seed in range(5))))
+def test_one_output_is_all_of_the_prediction() -> None:
+    assert largest_share(after(torch.zeros(WINDOW, 1))) == 1.0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

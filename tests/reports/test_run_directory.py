@@ -61,6 +61,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             samples=12,
             steps={"a": 2, "b": 1, "c": 0},
             undone={"a": 1},
+            largest_share={"a": 0.97, "b": 0.5},
             memory={"client": 70, "server": 30},
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
         )
@@ -108,6 +109,11 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert summary["screened"] == {"b": 2}
     assert (summary["steps"], summary["rolled_back"], summary["undone"]) == (5, 3, {"a": 2, "c": 1})
     assert [(line["steps"], line["rolled_back"], line["undone"]) for line in lines] == [(3, 1, {"a": 1}), (0, 0, {})]
+    assert summary["collapsed"] == {"a": 1}
+    assert [line["predictions"] for line in lines] == [
+        {"largest_share": pytest.approx(0.735), "collapsed": ["a"]},
+        {"largest_share": None, "collapsed": []},
+    ]
     assert summary["memory"] == {"client": 70, "server": 40, "unit": "bytes, peak of a process"}
 
     assert [line["round"] for line in lines] == [1, 2]

@@ -29,7 +29,7 @@ def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **sta
     def make(message: Message) -> Message:
         usual = {"failed": [], "failures": [], "peak-memory": 0, "peak-cuda": 0}
         usual |= dict.fromkeys(("steps", "undone"), [0] * len(info["clients"]))
-        usual["evenness"] = [-1.0] * len(info["updated"])
+        usual["largest-share"] = [-1.0] * len(info["updated"])
         content = RecordDict({INFO: ConfigRecord(usual | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
@@ -51,7 +51,7 @@ NODE_2 = reply_with(
         "round": 7,
         "steps": [2, 3],
         "undone": [2, 0],
-        "evenness": [0.05, -1.0],
+        "largest-share": [0.96, -1.0],
         "forgot": [],
         "started": 10.0,
         "ended": 13.0,
@@ -79,7 +79,7 @@ NODE_3 = reply_with(
         "round": 7,
         "steps": [1],
         "undone": [1],
-        "evenness": [0.8],
+        "largest-share": [0.95],
         "forgot": ["b"],
         "started": 12.0,
         "ended": 16.0,
@@ -158,7 +158,7 @@ def test_what_each_client_saw() -> None:
 
 def test_totals_of_a_round() -> None:
     round_, _, replies = read(NODE_2, NODE_3)
-    assert (round_.evenness, round_.collapsed) == ({"a": 0.05, "b": 0.8}, ("a",))
+    assert (round_.largest_share, round_.collapsed) == ({"a": 0.96, "b": 0.95}, ("a",))
     assert (round_.steps, round_.undone) == ({"a": 2, "b": 1, "c": 3}, {"a": 2, "b": 1})
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
@@ -291,10 +291,10 @@ def test_what_has_expired_was_not_in_time() -> None:
         ({"undone": [4]}, "4, expected a whole number from 0 to 3"),
         ({"undone": []}, "undone of 0 clients"),
         ({"undone": 0}, "undone is int, expected a list"),
-        ({"evenness": [1.1]}, "1.1, expected a share from 0 to 1, or -1"),
-        ({"evenness": [float("nan")]}, "nan, expected a share"),
-        ({"evenness": [1]}, "1, expected a share"),
-        ({"evenness": []}, "argument"),
+        ({"largest-share": [1.1]}, "1.1, expected a share from 0 to 1, or -1"),
+        ({"largest-share": [float("nan")]}, "nan, expected a share"),
+        ({"largest-share": [1]}, "1, expected a share"),
+        ({"largest-share": []}, "argument"),
         ({"steps": [4]}, "4, expected a whole number from 0 to 3"),
         ({"steps": [2, 2], "undone": [0, 0]}, "steps of 2 clients, 1 were asked"),
         ({"peak-memory": inf}, "inf, expected"),
