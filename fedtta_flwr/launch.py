@@ -127,10 +127,11 @@ def run_deployment(overrides: Mapping[str, Scalar], control: str, ca: Path | Non
     FederationError
         If the SuperLink cannot be reached, or the run does not complete.
     """
+    from fedtta_flwr.run_config import PLACES
+
     root = app_root()
     RunConfig.from_flat(overrides)
-    everywhere = "the server and on every device; allowed: absolute"
-    places = {"checkpoint": everywhere, "data-dir": everywhere}
+    places = dict.fromkeys(PLACES, "the server and on every device; allowed: absolute")
     for key, place in (places | {"output-dir": "the server; allowed: absolute, or '~/...'"}).items():
         path = str(overrides.get(key) or "~")
         if not (path.startswith("~") or Path(path).is_absolute()):

@@ -81,9 +81,13 @@ def _benchmark(file: str) -> str | None:
     return f"--run-config {file}: is a benchmark; run it by `fedtta bench {file}`" if axes else None
 
 
+#: keys that name a place where the data or the source model are
+PLACES = ("checkpoint", "data-dir", "tgfl.natural-dir")
+
+
 def absolute_paths(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return overrides in which relative paths are of this folder, in whichever a run works."""
-    paths = {key: overrides.get(key) for key in ("checkpoint", "data-dir", "state-dir")}
+    paths = {key: overrides.get(key) for key in (*PLACES, "state-dir")}
     return dict(overrides) | {
         key: str(expanded(key, path).absolute()) for key, path in paths.items() if isinstance(path, str) and path
     }

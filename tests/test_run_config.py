@@ -8,7 +8,7 @@ from fedtta_flwr.cli import main
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.launch import app_root, run_deployment
-from fedtta_flwr.run_config import read_overrides
+from fedtta_flwr.run_config import absolute_paths, read_overrides
 
 
 @pytest.fixture
@@ -116,6 +116,15 @@ def test_nothing_beside_the_pairs_is_passed_over(argument: str) -> None:
 
 def test_one_bad_argument_among_good_ones_is_named(file: Path) -> None:
     assert "'seed='" in refused(str(file), "seed=", "batch-size=5")
+
+
+def test_relative_places_are_of_the_folder_in_which_the_command_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {"checkpoint", "data-dir", "state-dir", "tgfl.natural-dir"}
+    found = absolute_paths(dict.fromkeys(keys, "here/x") | {"model": "here/x"})
+    assert found == dict.fromkeys(keys, str(tmp_path / "here" / "x")) | {"model": "here/x"}
 
 
 NOBODY = "~nobody-of-this-name"
