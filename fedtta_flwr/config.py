@@ -59,6 +59,8 @@ from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_na
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
+#: methods whose clients all receive the same model
+ONE_FOR_ALL = ("fedavgm", "ldawa", "tgfl")
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Scalar = str | int | float | bool
 #: keys that only say where and how often something is written
@@ -171,6 +173,14 @@ class RunConfig(BaseModel):
         0,
         description="clients that must be there for a round to mix their states, and at the start once join-timeout is "
         "over; 0 = all at the start, then any number",
+    )
+    clip_updates: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0,
+        description="largest norm of a client's change in a round, in medians of all clients' changes: a larger one is "
+        "scaled down; 0.0 = any",
+    )
+    weight_cap: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="largest weight of another client in a mixture; what is above goes to the client's own state"
     )
     round_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         3600.0, description="seconds after which a round goes on without those who have not replied"
@@ -294,6 +304,11 @@ class RunConfig(BaseModel):
             raise ConfigError(
                 f"quorum = {self.quorum}: more than num-clients = {self.num_clients}, so that no round would mix "
                 f"anything; allowed: 0 to {self.num_clients}"
+            )
+        if self.weight_cap < 1 and self.methods()[0] in ONE_FOR_ALL:
+            raise ConfigError(
+                f"weight-cap = {self.weight_cap}: {self.methods()[0]} sends one model to all; allowed: 1.0, or a strategy "
+                f"with a mixture for each client"
             )
         groups = self.spatial_heterogeneity * self.num_clients
         counts = self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")

@@ -64,6 +64,8 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     ],
     "threads": [(0, "1"), (1025, "1024"), ("2", "integer")],
     "quorum": [(-1, "0"), ("all", "integer"), (0.5, "integer")],
+    "clip-updates": [(-0.1, "0"), (NAN, "finite"), (INF, "finite"), ("3", "number")],
+    "weight-cap": [(0.0, "0"), (1.1, "1"), (NAN, "1"), ("0.5", "number")],
     "round-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number"), (True, "number")],
     "join-timeout": [(0.0, "0"), (-1.0, "0"), (NAN, "finite"), (INF, "finite"), ("60", "number")],
     "checkpoint-every": [(-1, "0"), (0.5, "integer"), ("10", "integer")],
@@ -115,6 +117,8 @@ OTHER: dict[str, Scalar] = {
     "device": "cuda:1",
     "threads": 2,
     "quorum": 3,
+    "clip-updates": 3.0,
+    "weight-cap": 0.25,
     "round-timeout": 1.5,
     "join-timeout": 0.5,
     "checkpoint-every": 10,
@@ -419,6 +423,11 @@ def test_several_faults_are_counted() -> None:
     # an error in each of several allowed types is one fault
     assert "more" not in refused({"fedctta.temperature": -1.0})
     assert refused({"fedctta.temperature": -1.0, "pfedbbn.tau": "mean"}).endswith("(and 1 more faults)")
+
+
+@pytest.mark.parametrize("method", [{"strategy": "fedavgm"}, {"strategy": "ldawa"}, {"task": "tgfl"}])
+def test_no_weight_is_capped_where_all_receive_one_model(method: dict[str, Any]) -> None:
+    assert "sends one model to all" in refused(method | {"weight-cap": 0.5})
 
 
 def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:

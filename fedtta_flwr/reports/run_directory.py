@@ -143,6 +143,7 @@ class RunDirectory:
             "steps": sum(round_.steps.values()),
             "rolled_back": sum(round_.undone.values()),
             "undone": round_.undone,
+            "clipped": list(round_.clipped),
             "predictions": {
                 "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),

@@ -107,6 +107,9 @@ class Terminal:
         if summary["collapsed"]:
             whose = few([f"{client} ({rounds})" for client, rounds in summary["collapsed"].items()])
             self._say(f"predictions of hardly anything but one class (rounds): {whose}")
+        if summary["clipped"]:
+            whose = few([f"{client} ({rounds})" for client, rounds in summary["clipped"].items()])
+            self._say(f"changes that were scaled down, far larger than others' (rounds): {whose}")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")

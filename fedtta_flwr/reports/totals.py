@@ -17,7 +17,8 @@ class Totals:
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._memory: dict[str, int] = {}
-        self._missing, self._undone, self._collapsed = Counter[str](), Counter[str](), Counter[str]()
+        self._missing, self._undone = Counter[str](), Counter[str]()
+        self._collapsed, self._clipped = Counter[str](), Counter[str]()
 
     def add(self, round_: Round) -> None:
         """Enter a round, or the closing exchange."""
@@ -32,6 +33,7 @@ class Totals:
         self._sums["rolled-back"] += sum(round_.undone.values())
         self._undone.update(round_.undone)
         self._collapsed.update(round_.collapsed)
+        self._clipped.update(round_.clipped)
 
     def add_structure(self, found: Mapping[str, float | None]) -> None:
         """Enter what the W of a round says."""
@@ -47,6 +49,7 @@ class Totals:
             "missing": self._missing,
             "undone": self._undone,
             "collapsed": self._collapsed,
+            "clipped": self._clipped,
             "memory": self._memory,
         }
 
@@ -57,6 +60,7 @@ class Totals:
         self._missing.update(about["missing"])
         self._undone.update(about.get("undone", {}))  # earlier runs did not count by client
         self._collapsed.update(about.get("collapsed", {}))
+        self._clipped.update(about.get("clipped", {}))
 
     def summary(self, visits: int) -> dict[str, Any]:
         """Return these parts of summary.json, of so many visits: clients times rounds."""
@@ -76,6 +80,7 @@ class Totals:
             "rolled_back": int(sums["rolled-back"]),
             "undone": _most_first(self._undone),
             "collapsed": _most_first(self._collapsed),
+            "clipped": _most_first(self._clipped),
         }
 
 

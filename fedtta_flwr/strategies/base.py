@@ -5,6 +5,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
 from fedtta_flwr.strategies.replies import Limits, read_replies
+from fedtta_flwr.strategies.robust import cap_weights, clip_changes
 from fedtta_flwr.strategies.roster import NEVER_HERE, Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
 from fedtta_flwr.strategies.updates import (
@@ -122,7 +124,8 @@ class PersonalizedStrategy(Strategy):
             )
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
-        self._round.weights = weights = weights.detach().cpu().clamp_min(0)
+        weights = weights.detach().cpu().clamp_min(0)
+        self._round.weights = weights = cap_weights(weights, self.config.weight_cap)
         mixing = mix_ if updates.expendable else mix
         return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
@@ -286,6 +289,8 @@ class PersonalizedStrategy(Strategy):
             expendable = ships(self) and type(self).personalize is PersonalizedStrategy.personalize
             updates = stack_updates(server_round, read, rejected, self.personal, self.source, expendable=expendable)
             read.clear()  # they have been copied
+            if self.config.clip_updates:
+                updates = self._clipped(updates)
             self._round.clients = updates.clients
             if len(updates) >= self.config.quorum:
                 forms = {name: form(t) for name, t in updates.state.items()}
@@ -329,6 +334,11 @@ class PersonalizedStrategy(Strategy):
         )
 
     # ------------------------------------------------------------------------------------------------------- private
+
+    def _clipped(self, updates: Updates) -> Updates:
+        state, clipped = clip_changes(updates.state, updates.received, self.config.clip_updates)
+        self._round.clipped = tuple(c for c, too_large in zip(updates.clients, clipped, strict=True) if too_large)
+        return replace(updates, state=state)
 
     def _meet(self, grid: Grid, timeout: float) -> None:
         """See who is connected; wait for somebody if nobody is.

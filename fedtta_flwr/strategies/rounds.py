@@ -55,6 +55,8 @@ class Round:
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     largest_share : dict of str to float
         Client -> share of one class in its mean prediction lately; of those that have predicted enough.
+    clipped : tuple of str
+        Clients whose change was scaled down.
     forgot : tuple of str
         Clients that went on without the states that they had kept at home: new ones, or after a restart.
     bytes_up, bytes_down : int
@@ -79,6 +81,7 @@ class Round:
     steps: dict[str, int] = field(default_factory=dict)
     undone: dict[str, int] = field(default_factory=dict)
     largest_share: dict[str, float] = field(default_factory=dict)
+    clipped: tuple[str, ...] = ()
     forgot: tuple[str, ...] = ()
     bytes_up: int = 0
     bytes_down: int = 0
