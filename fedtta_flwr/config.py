@@ -306,9 +306,10 @@ class RunConfig(BaseModel):
                 f"anything; allowed: 0 to {self.num_clients}"
             )
         if self.weight_cap < 1 and self.methods()[0] in ONE_FOR_ALL:
+            method = self.methods()[0]
             raise ConfigError(
-                f"weight-cap = {self.weight_cap}: {self.methods()[0]} sends one model to all; allowed: 1.0, or a strategy "
-                f"with a mixture for each client"
+                f"weight-cap = {self.weight_cap}: {method} sends one model to all; allowed: 1.0, or a strategy with a "
+                f"mixture for each client"
             )
         groups = self.spatial_heterogeneity * self.num_clients
         counts = self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")
