@@ -39,11 +39,11 @@ def clip_changes(state: State, received: State, factor: float) -> tuple[State, T
         if not norms.any():
             continue
         scales = (factor * norms[norms > 0].median() / norms).clamp(max=1.0)  # infinite, so 1, of no change
-        for name in names:
+        clipped |= (scales < 1).cpu()
+        for name in names if (scales < 1).any() else ():
             scale = scales.view(-1, *[1] * (state[name].dim() - 1))
             smaller = torch.lerp(received[name].double(), state[name].double(), scale).to(state[name].dtype)
             result[name] = torch.where(scale < 1, smaller, state[name])
-        clipped |= (scales < 1).cpu()
     return result, clipped
 
 
