@@ -35,7 +35,7 @@ def clip_changes(state: State, received: State, factor: float) -> tuple[State, T
         if not names:
             continue
         # Tensor by tensor: all at once would take several times the memory of the states.
-        norms = torch.stack([_norms(state[name], received[name]) for name in names]).square().sum(dim=0).sqrt()
+        norms = torch.stack([_norms(state[name], received[name]) for name in names]).norm(dim=0)
         if not norms.any():
             continue
         scales = (factor * norms[norms > 0].median() / norms).clamp(max=1.0)  # infinite, so 1, of no change
