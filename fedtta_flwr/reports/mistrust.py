@@ -66,6 +66,11 @@ class Summary(BaseModel):
     memory: _Memory | None = None
     collaboration: dict[str, float] | None = None
     screened: dict[str, int] = {}
+    steps: int = 0
+    rolled_back: int = 0
+    undone: dict[str, int] = {}
+    collapsed: dict[str, int] = {}
+    clipped: dict[str, int] = {}
 
 
 class About(BaseModel):

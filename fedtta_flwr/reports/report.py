@@ -137,7 +137,7 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
     undone = run.summary.get("rolled_back") if "steps" in run.summary else 0  # earlier runs did not count their steps
     clients = [f"{client} {steps}" for client, steps in run.summary.get("undone", {}).items()]
     whose = f": {few(clients)}" if clients else ""  # nor by client
-    collapsed = few([f"{client} in {n} rounds" for client, n in run.summary.get("collapsed", {}).items()])
+    befell = (("predict one class", "collapsed"), ("change scaled down", "clipped"))
     facts = [
         ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
         ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
@@ -145,13 +145,17 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
         *([("undone", f"{undone} of {run.summary['steps']} steps, not finite{whose}")] if undone else []),
-        *([("predict one class", collapsed)] if collapsed else []),
+        *((name, _in_rounds(run, key)) for name, key in befell if run.summary.get(key)),
         ("machine", f"{run.about.get('machine', 'unknown')}, started {run.about.get('started', '')}"),
         ("code", f"{run.about.get('code', '')}; {versions}"),
     ]
     if (written := len(run.lines)) > run.summary["rounds"]:
         facts.insert(3, ("written", f"rounds.jsonl has {written} rounds; the accuracies and costs here are older"))
     return facts
+
+
+def _in_rounds(run: Run, key: str) -> str:
+    return few([f"{client} in {rounds} rounds" for client, rounds in run.summary[key].items()])
 
 
 def _groups(run: Run) -> str:

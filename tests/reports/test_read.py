@@ -48,6 +48,8 @@ def edit_arrays(path: Path, **changed: Any) -> None:
         ("summary.json", lambda c: c["accuracy"].update(post=None), r"summary\.json is damaged \(accuracy\.post: "),
         ("summary.json", lambda c: c["accuracy"]["post"].pop("per_client"), r"\(accuracy\.post\.per_client: "),
         ("summary.json", lambda c: c["accuracy"]["post"].update(major_minor={}), r"\(accuracy\.post\.major_minor\."),
+        ("summary.json", lambda c: c.update(undone=["client-00"]), r"summary\.json is damaged \(undone: "),
+        ("summary.json", lambda c: c.update(collapsed={"client-00": "x"}), r"damaged \(collapsed\.client-00: "),
         ("config.json", lambda c: c["config"].pop("strategy"), r"config\.json is damaged \(no key strategy\)"),
         ("config.json", lambda c: c.update(clients="client-00"), r"config\.json is damaged \(clients: "),
     ],
@@ -66,6 +68,17 @@ def test_a_run_that_is_older_than_major_and_minor_classes_shows_none(copy: Path)
     page, faults = write_report(copy, copy / "report")
     assert faults == []
     assert "minor class" not in page.read_text()
+
+
+def test_what_befell_clients_is_told(copy: Path) -> None:
+    told = {"steps": 9, "rolled_back": 3, "undone": {"b": 2, "a": 1}, "collapsed": {"c": 4}, "clipped": {"d": 5}}
+    for summary, words in (
+        (told, ["3 of 9 steps, not finite: b 2, a 1<", ">c in 4 rounds<", ">d in 5 rounds<"]),
+        ({"steps": 9, "rolled_back": 3, "undone": {}}, ["3 of 9 steps, not finite<"]),  # of an earlier version
+    ):
+        edit(copy / "summary.json", lambda known, summary=summary: known.update(summary))
+        page = write_report(copy, copy / "report")[0].read_text()
+        assert all(text in page for text in words)
 
 
 def test_a_file_is_no_run_directory(copy: Path) -> None:
