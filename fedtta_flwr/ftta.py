@@ -8,14 +8,12 @@ from torch import Tensor
 
 from fedtta_flwr.adaptation import collapse
 from fedtta_flwr.data.build import own_batch
-from fedtta_flwr.data.contracts import ClientStream, TakesPredictions
+from fedtta_flwr.data.contracts import TakesPredictions
 from fedtta_flwr.errors import DataError
-from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.memory import NO_SLOT, Cursor, Memory, Remembered
 from fedtta_flwr.records import from_arrays, to_arrays
 from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import Workbench
-
-NOTHING_LATE = -1
 
 
 def visit_stream(
@@ -34,12 +32,14 @@ def visit_stream(
     bench.pursue(_with_prefix(request, "objective."))
     resumed = client in request["resuming"]  # type: ignore[operator]
     known = memory.recall(client, int(request["resume"]) if resumed else None)  # type: ignore[arg-type]
-    (slot, late_slot, result.late_round), sums = _recall(bench, client, known or Remembered((0, NOTHING_LATE, 0)))
+    cursor, sums = _recall(bench, client, known or Remembered(Cursor(0, NO_SLOT, 0)))
+    slot, late_slot, result.late_round, seen = cursor
     if known is None and int(request["round"]) > 1:  # type: ignore[arg-type]
         # It joined late or has lost its memory: it goes on where the others are, with what the server knows of it.
         result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
+    seen = slot - 1 if seen == NO_SLOT else seen
     adapter.load_adapted_state(bench.initial if personal is None else personal)
-    if late_slot != NOTHING_LATE and (finetune or "post" in bench.scores):
+    if late_slot != NO_SLOT and (finetune or "post" in bench.scores):
         kept = known.parts.get("late") if known is not None else None
         x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, client, late_slot)
         result.late_domain = stream.domains[late_slot]
@@ -49,7 +49,7 @@ def visit_stream(
             result.count("late-seen", torch.bincount(y, minlength=classes))
             result.count("late", hits(adapter.predict(x), y, classes))
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
-    late, late_batch = NOTHING_LATE, dict[str, Tensor]()
+    late, late_batch = NO_SLOT, dict[str, Tensor]()
     last: tuple[int, Tensor, Tensor | None] | None = None
     for current in range(slot, end):
         x, y = _batch(bench, client, current)
@@ -59,7 +59,8 @@ def visit_stream(
             # No aggregation has followed: its own state is what it goes on with.
             result.count("post-seen", torch.bincount(last[2], minlength=classes))
             result.count("post", hits(adapter.predict(last[1]), last[2], classes))
-        _reset_where_due(bench, stream, current, sums)
+        shifted = seen != NO_SLOT and stream.domains[current] != stream.domains[seen]
+        _reset_where_due(bench, shifted, sums)
         if lagged and last is None:
             result.descriptor = bench.describe(wanted, about, x)
         result.domains.append(stream.domains[current])
@@ -73,30 +74,29 @@ def visit_stream(
                 result.count(score, hits(outputs[score], y, classes))
         elif y is None and isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
             stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
-        last = current, x, y
+        last, seen = (current, x, y), current
     if last is not None:
         current, x, y = last
         if not lagged:
             result.descriptor = bench.describe(wanted, about, x)
-        late = current if finetune or y is not None else NOTHING_LATE
+        late = current if finetune or y is not None else NO_SLOT
         late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:
         result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
-    result.memory = _memory(bench, (max(slot, end), late, int(request["round"])))  # type: ignore[arg-type]
+    result.memory = _memory(bench, Cursor(max(slot, end), late, int(request["round"]), seen))  # type: ignore[arg-type]
     result.memory.parts["predicted"] = to_arrays(sums)
     if finetune:  # a stream without labels may come by only once
         result.memory.parts["late"] = to_arrays(late_batch)
     return result
 
 
-def _reset_where_due(bench: Workbench, stream: ClientStream, slot: int, sums: dict[str, Tensor]) -> None:
+def _reset_where_due(bench: Workbench, shifted: bool, sums: dict[str, Tensor]) -> None:
     """Take adapters back to the source model where the run config says so."""
     reset = bench.config.reset
-    shifted = reset == "each-shift" and slot and stream.domains[slot] != stream.domains[slot - 1]
     for key, adapter in (("tta", bench.adapter), ("lone", bench.lone)):
         if adapter is None:
             continue
-        if shifted:
+        if shifted and reset == "each-shift":
             adapter.reset(bench.initial)
         elif reset == "collapse" and collapse.has_collapsed(sums[key]):
             adapter.reset(bench.initial)
@@ -137,7 +137,7 @@ def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in request.items() if key.startswith(prefix)}
 
 
-def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[tuple[int, int, int], dict[str, Tensor]]:
+def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[Cursor, dict[str, Tensor]]:
     """Put a client's own state into the adapters; return where it stands, and what they have predicted lately.
 
     Absent parts are those of a new client.
@@ -154,7 +154,7 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[tuple[int
     return known.cursor, {key: lately[key].to(bench.device) if key in lately else nothing for key in keys}
 
 
-def _memory(bench: Workbench, cursor: tuple[int, int, int]) -> Remembered:
+def _memory(bench: Workbench, cursor: Cursor) -> Remembered:
     """Return what a client must find again at its next visit."""
     parts = {"local": bench.adapter.local_state()}
     if bench.lone is not None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
@@ -31,21 +32,45 @@ KEPT_DAYS = 30  # a run that nothing has touched for so long is not resumed
 RUN = re.compile("[0-9a-f]{32}")  # how a server names a run, and so its folder
 
 
+NO_SLOT = -1
+
+
+class Cursor(NamedTuple):
+    """Where a client stands in its stream.
+
+    Attributes
+    ----------
+    slot : int
+        Its next one.
+    late : int
+        The one whose `post` score is still to come, or `NO_SLOT`.
+    round : int
+        That of its last visit.
+    seen : int
+        The last one that had images, or `NO_SLOT`.
+    """
+
+    slot: int
+    late: int
+    round: int
+    seen: int = NO_SLOT
+
+
 @dataclass
 class Remembered:
     """What a client finds again at its next visit.
 
     Attributes
     ----------
-    cursor : tuple of int
-        Its next slot; the slot whose `post` score is still to come, or -1; the round of its last visit.
+    cursor : Cursor
+        Where it stands.
     parts : dict of str to ArrayRecord
         ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
         without federation, where it is scored; ``predicted``: what both predicted lately, to see a collapse;
         ``late``: a batch without labels that comes by only once.
     """
 
-    cursor: tuple[int, int, int]
+    cursor: Cursor
     parts: dict[str, ArrayRecord] = field(default_factory=dict)
 
 
@@ -80,14 +105,14 @@ class Memory:
         if isinstance(about, ConfigRecord) and until is None:
             parts: list[str] = list(about["parts"])  # type: ignore[arg-type]
             records: dict[str, ArrayRecord] = {part: self._records[f"{client}/{part}"] for part in parts}  # type: ignore[misc]
-            return Remembered(_cursor(about["cursor"]), records)
+            return Remembered(Cursor(*about["cursor"]), records)  # type: ignore[misc]
         if self._folder is None:
             return None
         # A checkpoint is for a run that is resumed: while one goes on, it would bring batches back.
         checkpoints = _checkpoints(self._folder, client) if until is not None else ()
         for path in (_latest(self._folder, client), *checkpoints):
             found = _read(path) if path.is_file() else None
-            if found is not None and (until is None or found.cursor[2] <= until):
+            if found is not None and (until is None or found.cursor.round <= until):
                 return found
         return None
 
@@ -174,7 +199,7 @@ def _read(path: Path) -> Remembered:
     for key, t in tensors.items():
         part, _, name = key.partition("/")
         grouped[part][name] = t
-    return Remembered(_cursor(about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
+    return Remembered(Cursor(*about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
 
 
 def _write_latest(folder: Path, client: str, state: Remembered) -> None:
@@ -204,11 +229,6 @@ def _checkpoints(folder: Path, client: str) -> list[Path]:
 def _write(path: Path, state: Remembered) -> None:
     tensors = {f"{part}/{key}": t for part, record in state.parts.items() for key, t in from_arrays(record).items()}
     write_tensors(path, tensors, {"cursor": state.cursor, "parts": list(state.parts)})
-
-
-def _cursor(found: object) -> tuple[int, int, int]:
-    slot, late, round_ = (int(number) for number in found)  # type: ignore[attr-defined]
-    return slot, late, round_
 
 
 def _stem(client: str) -> str:

@@ -29,7 +29,7 @@ from fedtta_flwr.heads.training import (
     train_shared,
 )
 from fedtta_flwr.heads.trial import try_out
-from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.memory import NO_SLOT, Cursor, Memory, Remembered
 from fedtta_flwr.models import MODELS, build
 from fedtta_flwr.models.checkpoints import load
 from fedtta_flwr.models.own import build_own
@@ -145,7 +145,7 @@ def visit_heads(
         else:
             _predict(bench, client, phase, own, received or bench.adapted_state(), result)
         remembered["statistics"] = to_arrays(own)
-    result.memory = Remembered((number, -1, number), {"heads": to_arrays(_own_heads(net))} | remembered)
+    result.memory = Remembered(Cursor(number, NO_SLOT, number), {"heads": to_arrays(_own_heads(net))} | remembered)
     return result
 
 

@@ -1,6 +1,7 @@
 """A client whose predictions collapse, watched and reset."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +92,36 @@ def test_a_source_model_that_fails_from_the_start_is_no_reason_to_begin_anew(run
     never, reset = run_local(**source), run_local(**source, reset="collapse")
     assert never.summary["collapsed"]["client-00"] > 10
     assert [line["predictions"] for line in reset.lines()] == [line["predictions"] for line in never.lines()]
+
+
+STREAM = """
+import numpy as np, torch
+class Gappy:
+    domains = ("fog", "fog", EMPTY, "snow", "snow")
+    def __len__(self): return 5
+    def batch(self, slot):
+        count = 0 if slot == 2 else 30
+        generator = torch.Generator().manual_seed(slot)
+        return torch.rand(count, 3, 32, 32, generator=generator), np.full(count, 3)
+def stream(config, client): return Gappy()
+"""
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+@pytest.mark.parametrize("empty", ["fog", "snow"])
+def test_a_shift_behind_a_slot_without_images_is_one_too(
+    run_local: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: str, slots: int
+) -> None:
+    """What has sunk predicts the one class that there is; what begins anew does not."""
+    module = f"gappy_{empty}_{slots}"
+    (tmp_path / f"{module}.py").write_text(STREAM.replace("EMPTY", repr(empty)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDTTA_PLUGINS", f"{__name__.partition('.')[0]},{module}")
+    settings = SINKING | {"stream": f"{module}:stream", "classes": 10, "scores": "local,tta", "aggregate-every": slots}
+    never, each_shift = (
+        run_local(**settings, reset=reset).summary["accuracy"]["tta"]["per_corruption"]
+        for reset in ("never", "each-shift")
+    )
+    assert never["snow"] == 100.0
+    assert each_shift["snow"] < 80.0  # of its two slots, the first begins anew
+    assert each_shift["fog"] == never["fog"] < 80.0

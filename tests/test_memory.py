@@ -14,13 +14,15 @@ from flwr.app import Context, RecordDict
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import write_tensors
-from fedtta_flwr.memory import KEPT_DAYS, Memory, Remembered, state_folder
+from fedtta_flwr.memory import KEPT_DAYS, Cursor, Memory, Remembered, state_folder
 from fedtta_flwr.records import from_arrays, to_arrays
 
 
 def state(number: int) -> Remembered:
     tensors = {"teacher.weight": torch.full((2, 3), float(number)), "count": torch.tensor([number])}
-    return Remembered((number, number - 1, number), {"local": to_arrays(tensors), "lone": to_arrays({})})
+    return Remembered(
+        Cursor(number, number - 1, number, number - 1), {"local": to_arrays(tensors), "lone": to_arrays({})}
+    )
 
 
 def number_of(found: Remembered | None) -> int:
@@ -29,8 +31,9 @@ def number_of(found: Remembered | None) -> int:
     tensors = from_arrays(found.parts["local"])
     assert tensors["teacher.weight"].dtype == torch.float32
     assert tensors["teacher.weight"].shape == (2, 3)
-    assert found.cursor == (int(tensors["count"]), int(tensors["count"]) - 1, int(tensors["count"]))
-    return int(tensors["count"])
+    number = int(tensors["count"])
+    assert found.cursor == Cursor(slot=number, late=number - 1, round=number, seen=number - 1)
+    return number
 
 
 def test_a_client_that_was_never_here_has_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedtta_flwr.data.btgfl import SETS
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
-from fedtta_flwr.memory import Memory, Remembered
+from fedtta_flwr.memory import Cursor, Memory, Remembered
 from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, WEIGHTS, arrays_of, from_arrays, to_arrays
 from fedtta_flwr.server import federation
 from fedtta_flwr.strategies.replies import Limits, read_replies
@@ -358,7 +358,7 @@ def test_a_client_goes_on_with_its_own_head(heads: dict[str, Any]) -> None:
     bench = HeadBench(RunConfig.from_flat(still))
     kept, received = torch.randn(4, 64), bench.adapted_state()
     memory = Memory(RecordDict(), None)
-    memory.keep({"client-01": Remembered((1, -1, 1), {"heads": to_arrays({"personal_head.weight": kept})})})
+    memory.keep({"client-01": Remembered(Cursor(1, -1, 1), {"heads": to_arrays({"personal_head.weight": kept})})})
     requests = [ConfigRecord({"round": number, "resuming": [], "resume": 0}) for number in (2, 3, 4)]
     for request in requests:
         visited = visit_heads(bench, "client-01", request, received, memory)
