@@ -176,8 +176,8 @@ class RunConfig(BaseModel):
     )
     clip_updates: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0,
-        description="largest norm of a client's change in a round, in medians of all clients' changes: a larger one is "
-        "scaled down; 0.0 = any",
+        description="largest norm of a client's change in a round, in medians of the clients' changes: a larger one is "
+        "scaled down before it is mixed; 0.0 = any",
     )
     weight_cap: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="largest weight of another client in a mixture; what is above goes to the client's own state"

@@ -151,7 +151,9 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[Cursor, d
         bench.lone.load_local_state(parts.get("lone-local", {}))
     nothing, lately = collapse.no_predictions(bench.classes, bench.device), parts.get("predicted", {})
     keys = ["tta"] if bench.lone is None else ["tta", "lone"]
-    return known.cursor, {key: lately[key].to(bench.device) if key in lately else nothing for key in keys}
+    sums = {key: lately[key].to(bench.device) if key in lately else nothing for key in keys}
+    # a state file of another version may hold others
+    return known.cursor, {key: of_one if of_one.shape == nothing.shape else nothing for key, of_one in sums.items()}
 
 
 def _memory(bench: Workbench, cursor: Cursor) -> Remembered:

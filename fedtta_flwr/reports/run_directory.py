@@ -188,7 +188,8 @@ class RunDirectory:
         self._own = [Counts(*key, *counts) for key, counts in zip(about["own"], own, strict=True)]
         self._held, self._rounds = about["held"], about["rounds"]
         if self._held is not None:  # earlier versions did not look at these
-            self._held = {"undone": {}, "predictions": {"largest_share": None, "collapsed": []}} | self._held
+            nothing: dict[str, Any] = {"largest_share": None, "collapsed": []}
+            self._held = {"undone": {}, "clipped": [], "predictions": nothing} | self._held
         self._totals.restore(about)
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}

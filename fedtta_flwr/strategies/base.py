@@ -133,6 +133,14 @@ class PersonalizedStrategy(Strategy):
         """Return the clients' new states, each [N, *shape], where fewer than the quorum took part: their own."""
         return updates.state
 
+    def bounded(self, updates: Updates) -> Updates:
+        """Return the updates as they are mixed: with ``clip-updates``, changes that are far too large scaled down."""
+        if not self.config.clip_updates:
+            return updates
+        state, clipped = clip_changes(updates.state, updates.began, self.source, self.config.clip_updates)
+        self._round.clipped = tuple(c for c, too_large in zip(updates.clients, clipped, strict=True) if too_large)
+        return replace(updates, state=state)
+
     def largest_slot(self) -> int:
         """Return how many samples a client can have in a slot; a stream of one's own has as many as it has."""
         return int(torch.iinfo(torch.int32).max) if self.config.stream else self.config.batch_size
@@ -289,10 +297,9 @@ class PersonalizedStrategy(Strategy):
             expendable = ships(self) and type(self).personalize is PersonalizedStrategy.personalize
             updates = stack_updates(server_round, read, rejected, self.personal, self.source, expendable=expendable)
             read.clear()  # they have been copied
-            if self.config.clip_updates:
-                updates = self._clipped(updates)
             self._round.clients = updates.clients
             if len(updates) >= self.config.quorum:
+                updates = self.bounded(updates)
                 forms = {name: form(t) for name, t in updates.state.items()}
                 mixed = self.personalize(updates)
                 if (fault := check_states(mixed, forms)) is not None:
@@ -334,11 +341,6 @@ class PersonalizedStrategy(Strategy):
         )
 
     # ------------------------------------------------------------------------------------------------------- private
-
-    def _clipped(self, updates: Updates) -> Updates:
-        state, clipped = clip_changes(updates.state, updates.received, self.config.clip_updates)
-        self._round.clipped = tuple(c for c, too_large in zip(updates.clients, clipped, strict=True) if too_large)
-        return replace(updates, state=state)
 
     def _meet(self, grid: Grid, timeout: float) -> None:
         """See who is connected; wait for somebody if nobody is.

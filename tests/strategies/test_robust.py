@@ -26,6 +26,12 @@ def states(n: int, seed: int) -> dict[str, Tensor]:
     return {name: torch.rand(n, *shape, generator=g) for name, shape in shapes.items()}
 
 
+def clip(state: State, received: State, factor: float, source: State | None = None) -> tuple[State, Tensor]:
+    """Without a source model, one that is far from everybody."""
+    began = [{name: t[client] for name, t in received.items()} for client in range(len(received["scale"]))]
+    return clip_changes(state, began, source or {name: t[0] + 1e30 for name, t in received.items()}, factor)
+
+
 def norm(state: dict[str, Tensor], received: dict[str, Tensor], client: int, *, statistics: bool) -> float:
     parts = [
         (t[client].double() - received[name][client].double()).numpy().ravel()
@@ -44,7 +50,7 @@ def test_a_large_change_is_as_long_as_so_many_medians_and_the_others_are_untouch
             t[1] += 1000 * received[name][1]
     before = sorted(norm(state, received, client, statistics=statistics) for client in range(n))
     median = before[(n - 1) // 2]
-    result, clipped = clip_changes(state, received, 2.0)
+    result, clipped = clip(state, received, 2.0)
     assert clipped.tolist() == [client == 1 for client in range(n)]
     for client in range(n):
         if client != 1:
@@ -62,18 +68,45 @@ def test_clients_that_changed_nothing_do_not_make_everybody_stand_still() -> Non
     received = states(5, 0)
     state = {name: t.clone() for name, t in received.items()}
     state["bn.bias"][4] += 1.0
-    result, clipped = clip_changes(state, received, 1.0)
+    result, clipped = clip(state, received, 1.0)
     assert not clipped.any()
     assert all(torch.equal(result[name], t) for name, t in state.items())
-    result, clipped = clip_changes(received, received, 1.0)
+    result, clipped = clip(received, received, 1.0)
     assert not clipped.any()
-    assert clip_changes({}, {}, 1.0)[0] == {}
+    result, clipped = clip_changes({}, ({}, {}), {}, 1.0)
+    assert (result, clipped.tolist()) == ({}, [False, False])
+
+
+def test_of_two_changes_nobody_can_say_which_is_too_large() -> None:
+    received = states(4, 0)
+    state = {name: t.clone() for name, t in received.items()}
+    state["bn.bias"][0] += 1.0
+    state["bn.bias"][1] += 1e6
+    assert not clip(state, received, 1.0)[1].any()
+    state["bn.bias"][2] += 2.0
+    assert clip(state, received, 1.0)[1].tolist() == [False, True, False, False]
+
+
+def test_a_client_that_was_reset_has_gone_no_way() -> None:
+    """From afar to beside the source model is the change beside it."""
+    received, source = states(5, 0), {name: t[0] for name, t in states(1, 2).items()}
+    state = {name: t + 0.1 for name, t in received.items()}
+    for name in state:
+        received[name][3] += 1000
+        state[name][3] = source[name] + 0.1
+    assert not clip(state, received, 1.1, source)[1].any()
+    state["conv.weight"][3] += 50
+    result, clipped = clip(state, received, 1.1, source)
+    assert clipped.tolist() == [False, False, False, True, False]
+    beside = {name: t.expand(5, *t.shape) for name, t in source.items()}
+    expected = 1.1 * norm(state, received, 0, statistics=False)
+    assert norm(result, beside, 3, statistics=False) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_largest_numbers_that_are_let_in_are_clipped() -> None:
     received, state = states(4, 0), states(4, 1)
     state["conv.weight"][2] = 1e18
-    result, clipped = clip_changes(state, received, 3.0)
+    result, clipped = clip(state, received, 3.0)
     assert clipped.tolist() == [False, False, True, False]
     assert all(t.isfinite().all() for t in result.values())
 
@@ -125,6 +158,17 @@ def test_a_poisoner_in_a_run(run_local: Run, monkeypatch: pytest.MonkeyPatch, st
     ]
     assert honest[0] < 40
     assert honest[1] > 80
+
+
+def test_nothing_is_clipped_where_nothing_travels_or_nobody_is_mixed(
+    run_local: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", __name__.partition(".")[0])
+    assert run_local(adapter="source", scores="", **{"clip-updates": 1.0}).summary["finished"]
+    poisoned = {"adapter": f"{__name__}:Poisoner", "corruptions": "defocus_blur", "scores": "post"}
+    bare, clipped = (run_local(**poisoned, strategy="local", **{"clip-updates": c}).summary for c in (0.0, 3.0))
+    assert clipped["clipped"] == {}
+    assert clipped["accuracy"] == bare["accuracy"]
 
 
 def test_a_cap_on_weights_in_a_run(run_local: Run) -> None:

@@ -290,6 +290,14 @@ def test_who_was_not_measured_learns_that_the_mean_is_without_it(strategy: TGFL)
     assert all(s["statistics"].tolist() == [1, 1, 1] for s in strategy.personal.values())
 
 
+def test_changes_are_clipped_in_training_only(run_local: Callable[..., LocalRun], heads: dict[str, Any]) -> None:
+    """Where clients measure, no state travels."""
+    bare, clipped = (run_local(**heads | {"head": "btfl", "clip-updates": factor}) for factor in (0.0, 0.5))
+    assert bare.summary["clipped"] == {}
+    assert clipped.summary["clipped"]
+    assert clipped.summary["finished"]
+
+
 def test_below_the_quorum_everybody_keeps_what_was_shared(strategy: TGFL) -> None:
     before = updates(1, [1, 3])
     strategy._keep(before.clients, strategy.personalize(before))
