@@ -21,7 +21,6 @@ from fedtta_flwr.records import (
     DESCRIPTOR,
     HEADS,
     INFO,
-    NOT_KNOWN,
     SCORES,
     STATE,
     WEIGHTS,
@@ -166,7 +165,7 @@ def _visit_all(
                     "round": request["round"],
                     "steps": taken,
                     "undone": undone,
-                    "largest-share": [visited[i].largest_share or NOT_KNOWN for i in updated],
+                    "largest-share": [visited[i].largest_share for i in updated],
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),

@@ -58,9 +58,9 @@ from fedtta_flwr.options import (
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name, names_in
 
 SCORES = ("source", "local", "pre", "tta", "post")
-#: also the name of a folder, and of a file
 #: methods whose clients all receive the same model
 ONE_FOR_ALL = ("fedavgm", "ldawa", "tgfl")
+#: also the name of a folder, and of a file
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Scalar = str | int | float | bool
 #: keys that only say where and how often something is written

@@ -67,7 +67,8 @@ def visit_stream(
         result.samples += len(x)
         outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
         sums = {key: collapse.predicted(of_one, outputs[key]) for key, of_one in sums.items()}
-        result.largest_share = max(result.largest_share or 0.0, collapse.largest_share(sums["tta"]) or 0.0) or None
+        if (share := collapse.largest_share(sums["tta"])) is not None:
+            result.largest_share = max(result.largest_share, share)
         if y is not None and bench.scores:
             result.count("seen", torch.bincount(y, minlength=classes))
             for score in outputs.keys() & set(bench.scores):
@@ -149,11 +150,13 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[Cursor, d
         bench.lone.identity = bench.adapter.identity
         bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
         bench.lone.load_local_state(parts.get("lone-local", {}))
-    nothing, lately = collapse.no_predictions(bench.classes, bench.device), parts.get("predicted", {})
-    keys = ["tta"] if bench.lone is None else ["tta", "lone"]
-    sums = {key: lately[key].to(bench.device) if key in lately else nothing for key in keys}
-    # a state file of another version may hold others
-    return known.cursor, {key: of_one if of_one.shape == nothing.shape else nothing for key, of_one in sums.items()}
+    # Nobody asks what the adapter alone has come to, but for its reset.
+    followed = ["tta", "lone"] if bench.lone is not None and bench.config.reset == "collapse" else ["tta"]
+    sums = dict.fromkeys(followed, collapse.no_predictions(bench.classes, bench.device))
+    for key, kept in parts.get("predicted", {}).items():
+        if key in sums and kept.shape == sums[key].shape:  # a state file of another version may hold others
+            sums[key] = kept.to(bench.device)
+    return known.cursor, sums
 
 
 def _memory(bench: Workbench, cursor: Cursor) -> Remembered:

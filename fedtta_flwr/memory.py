@@ -66,7 +66,7 @@ class Remembered:
         Where it stands.
     parts : dict of str to ArrayRecord
         ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
-        without federation, where it is scored; ``predicted``: what both predicted lately, to see a collapse;
+        without federation, where it is scored; ``predicted``: what they predicted lately, to see a collapse;
         ``late``: a batch without labels that comes by only once.
     """
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtta_flwr.memory import Remembered
+from fedtta_flwr.records import NOT_KNOWN
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Visited:
     samples: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
-    largest_share: float | None = None  # of one class in the mean prediction, at its worst; None: not known
+    largest_share: float = NOT_KNOWN  # of one class in the mean prediction, at its worst
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None

@@ -101,15 +101,12 @@ class Terminal:
             left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
             self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
         if summary["rolled_back"]:
-            whose = few([f"{client} ({steps})" for client, steps in summary["undone"].items()])
             number = f"{summary['rolled_back']} of {summary['steps']}"
-            self._say(f"{number} steps were undone, their result was not finite: {whose}")
+            self._say(f"{number} steps were undone, their result was not finite: {_whose(summary['undone'])}")
         if summary["collapsed"]:
-            whose = few([f"{client} ({rounds})" for client, rounds in summary["collapsed"].items()])
-            self._say(f"predictions of hardly anything but one class (rounds): {whose}")
+            self._say(f"predictions of hardly anything but one class (rounds): {_whose(summary['collapsed'])}")
         if summary["clipped"]:
-            whose = few([f"{client} ({rounds})" for client, rounds in summary["clipped"].items()])
-            self._say(f"changes that were scaled down, far larger than others' (rounds): {whose}")
+            self._say(f"changes that were scaled down, far larger than others' (rounds): {_whose(summary['clipped'])}")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")
@@ -136,6 +133,10 @@ class Terminal:
     def _say(self, text: str) -> None:
         with self._outage.endured():  # a log may be on a full disk, and who reads may have gone
             print(text, flush=True)
+
+
+def _whose(counts: Mapping[str, int]) -> str:
+    return few([f"{client} ({number})" for client, number in counts.items()])
 
 
 def _memory(peaks: Mapping[str, int | str] | None) -> str:

@@ -30,7 +30,7 @@ class Totals:
         self._sums["bytes.down"] += round_.bytes_down
         self._sums["steps"] += sum(round_.steps.values())
         self._missing.update(round_.missing.keys())
-        self._sums["rolled-back"] += sum(round_.undone.values())
+        self._sums["rolled-back"] += sum(round_.undone.values())  # not that of `_undone`, which earlier runs lack
         self._undone.update(round_.undone)
         self._collapsed.update(round_.collapsed)
         self._clipped.update(round_.clipped)
@@ -58,7 +58,7 @@ class Totals:
         self._sums.update(about["totals"])
         self._memory.update(about["memory"])
         self._missing.update(about["missing"])
-        self._undone.update(about.get("undone", {}))  # earlier runs did not count by client
+        self._undone.update(about.get("undone", {}))
         self._collapsed.update(about.get("collapsed", {}))
         self._clipped.update(about.get("clipped", {}))
 
