@@ -58,8 +58,6 @@ from fedtta_flwr.options import (
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name, names_in
 
 SCORES = ("source", "local", "pre", "tta", "post")
-#: methods whose clients all receive the same model
-ONE_FOR_ALL = ("fedavgm", "ldawa", "tgfl")
 #: also the name of a folder, and of a file
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Scalar = str | int | float | bool
@@ -304,12 +302,6 @@ class RunConfig(BaseModel):
             raise ConfigError(
                 f"quorum = {self.quorum}: more than num-clients = {self.num_clients}, so that no round would mix "
                 f"anything; allowed: 0 to {self.num_clients}"
-            )
-        if self.weight_cap < 1 and self.methods()[0] in ONE_FOR_ALL:
-            method = self.methods()[0]
-            raise ConfigError(
-                f"weight-cap = {self.weight_cap}: {method} sends one model to all; allowed: 1.0, or a strategy with a "
-                f"mixture for each client"
             )
         groups = self.spatial_heterogeneity * self.num_clients
         counts = self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")

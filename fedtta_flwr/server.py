@@ -37,11 +37,18 @@ from fedtta_flwr.workbench import check_descriptor, fingerprint_of, make_adapter
 
 def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     """Build the run's strategy, without observers."""
+    strategy: PersonalizedStrategy
     if config.task == "tgfl":
-        return TGFL(config)
-    strategy: PersonalizedStrategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
+        strategy = TGFL(config)
+    else:
+        strategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
     if getattr(strategy, "config", None) is not config:
         raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
+    if strategy.one_for_all and config.weight_cap < 1:
+        raise ConfigError(
+            f"weight-cap = {config.weight_cap}: {config.methods()[0]} sends one model to all; allowed: 1.0, or a "
+            f"strategy with a mixture for each client"
+        )
     return strategy
 
 

@@ -425,11 +425,6 @@ def test_several_faults_are_counted() -> None:
     assert refused({"fedctta.temperature": -1.0, "pfedbbn.tau": "mean"}).endswith("(and 1 more faults)")
 
 
-@pytest.mark.parametrize("method", [{"strategy": "fedavgm"}, {"strategy": "ldawa"}, {"task": "tgfl"}])
-def test_no_weight_is_capped_where_all_receive_one_model(method: dict[str, Any]) -> None:
-    assert "sends one model to all" in refused(method | {"weight-cap": 0.5})
-
-
 def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:
     text = refused({"num-clients": 4, "spatial-heterogeneity": 0.25, "quorum": 5})
     assert "quorum = 5" in text

@@ -12,6 +12,7 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
 from fedtta_flwr.server import federation, make_strategy
+from fedtta_flwr.strategies.fedavgm import FedAvgM
 from fedtta_flwr.strategies.fedctta import FedCTTA
 from tests.conftest import TINY, RecordingGrid
 
@@ -24,6 +25,20 @@ def test_a_plugin_that_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FEDTTA_PLUGINS", "collections")
     with pytest.raises(ConfigError, match=r"collections:Counter.*PersonalizedStrategy"):
         make_strategy(RunConfig(strategy="collections:Counter"))
+
+
+class Slower(FedAvgM):
+    """One of a user's own, known by no name."""
+
+
+@pytest.mark.parametrize(
+    "method", [{"strategy": "fedavgm"}, {"strategy": "ldawa"}, {"task": "tgfl"}, {"strategy": f"{__name__}:Slower"}]
+)
+def test_no_weight_is_capped_where_all_receive_one_model(method: dict[str, str], monkeypatch) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", __name__.partition(".")[0])
+    with pytest.raises(ConfigError, match=r"weight-cap = 0\.5: .* sends one model to all; allowed: 1\.0"):
+        make_strategy(RunConfig.from_flat(method | {"weight-cap": 0.5}))
+    make_strategy(RunConfig.from_flat(method))
 
 
 def test_a_plugin_that_raises_on_import_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

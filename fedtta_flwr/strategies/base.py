@@ -69,6 +69,8 @@ class PersonalizedStrategy(Strategy):
         Whether clients adapt once more, to the same batch, when their mixture has come, before it is scored.
     selective : bool
         Whether W is meant to say who resembles whom, so that one that does not is worth a warning.
+    one_for_all : bool
+        Whether `personalize` returns one model for all, whatever W says; ``weight-cap`` is then refused.
     source : dict of Tensor
         The adapted state of the source model, from which clients begin.
     observers : list of Observer
@@ -86,6 +88,7 @@ class PersonalizedStrategy(Strategy):
     objectives: Mapping[str, Scalar] = MappingProxyType({})
     finetune: bool = False
     selective: bool = True
+    one_for_all: bool = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -35,6 +35,8 @@ class FedAvgM(FedAvg):
         With the table ``fedavgm``: momentum, learning-rate, rule.
     """
 
+    one_for_all = True
+
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.options: FedAvgMOptions = config.fedavgm

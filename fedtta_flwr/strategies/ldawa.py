@@ -36,6 +36,8 @@ class LDAWA(FedAvg):
         With the table ``ldawa``: warmup-rounds, renormalise.
     """
 
+    one_for_all = True
+
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.options: LDAWAOptions = config.ldawa

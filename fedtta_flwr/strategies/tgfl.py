@@ -37,6 +37,7 @@ class TGFL(PersonalizedStrategy):
 
     descriptor = STATISTICS
     selective = False
+    one_for_all = True
 
     def expected(self) -> Update:
         """Return the network where clients train, the statistics where they measure, and nothing where they predict."""
