@@ -2,9 +2,9 @@
 
 Flower keeps ``context.state`` in memory, one for each of its runs. What must survive the node, or a server that is
 restarted and resumes under another Flower run, is also written to ``STATE-DIR/RUN/CLIENT.safetensors``: after every
-visit, and once more, with the round in its name, when the server writes a checkpoint of its own. Where server and
-clients are one process, which only a checkpoint can survive, it is written for those alone. From a folder of its own,
-which nobody else may ever look into, a node removes the runs of long ago.
+visit, and once more, with the round in its name, when the server writes a checkpoint of its own; who was away then
+does that when it returns. Where server and clients are one process, which only a checkpoint can survive, it is written
+for those alone. From a folder of its own, which nobody else may ever look into, a node removes the runs of long ago.
 """
 
 import logging
@@ -117,8 +117,9 @@ class Memory:
         return None
 
     def keep(self, states: Mapping[str, Remembered], checkpoint: int = 0) -> None:
-        """Remember the clients' states; with `checkpoint` also beyond the next visit, as those after this round.
+        """Remember the clients' states; those that they had after round `checkpoint` also beyond later visits.
 
+        `checkpoint` is the last round after which the server wrote one, this visit's or an earlier; 0: there was none.
         A full disk is reported and ends nothing: the visit is answered, and only a client that is restarted misses its
         state, or one that is resumed its last.
         """
@@ -134,10 +135,13 @@ class Memory:
         unwritten: dict[str, OSError] = {}
         for client, state in states.items():
             try:
+                if checkpoint:
+                    self._write_checkpoint(folder, client, state, checkpoint)
+            except OSError as error:
+                unwritten[client] = error
+            try:
                 if self._restarts:
                     _write_latest(folder, client, state)
-                if checkpoint:
-                    _write_checkpoint(folder, client, state, checkpoint)
             except OSError as error:
                 unwritten[client] = error
         if unwritten:
@@ -145,6 +149,18 @@ class Memory:
             why = f"{len(unwritten)} of {len(states)} states cannot be written, the first that of {first}"
             advice = "make room there, or name another state-dir in the node config"
             log(logging.WARNING, "%s: %s (%s); %s", folder, why, fault.strerror, advice)
+
+    def _write_checkpoint(self, folder: Path, client: str, state: Remembered, round_: int) -> None:
+        """Write the state after a round: the present one, or, of a client that was away then, the one before it."""
+        path = folder / f"{_stem(client)}@{round_}.safetensors"
+        if state.cursor.round != round_:
+            before = None if path.exists() else self.recall(client)
+            if before is None or before.cursor.round > round_:
+                return
+            state = before
+        _write(path, state)
+        for old in _checkpoints(folder, client)[KEPT_CHECKPOINTS:]:
+            old.unlink(missing_ok=True)
 
 
 def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
@@ -208,12 +224,6 @@ def _write_latest(folder: Path, client: str, state: Remembered) -> None:
     except OSError:
         _latest(folder, client).unlink(missing_ok=True)  # with an older state, batches would come by again
         raise
-
-
-def _write_checkpoint(folder: Path, client: str, state: Remembered, round_: int) -> None:
-    _write(folder / f"{_stem(client)}@{round_}.safetensors", state)
-    for old in _checkpoints(folder, client)[KEPT_CHECKPOINTS:]:
-        old.unlink(missing_ok=True)
 
 
 def _latest(folder: Path, client: str) -> Path:

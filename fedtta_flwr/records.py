@@ -9,7 +9,8 @@ reply          ``hello``      client names, slots of each, classes; fingerprints
 train.visit    ``visit``      name of the run, round, slots to go through, and where those of a client without memory
                               begin; client names, and who of them has a personal state in this message; descriptor
                               wanted and its options, terms of the clients' loss, whether to finetune a mixture to the
-                              last batch; under which rounds to keep states for, and to take them from, a checkpoint
+                              last batch; the rounds of the last checkpoint, for which to keep states, and of the one to
+                              take them from
                ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
                               slot; domain and round of the ones scored late; start and end, peak memory; steps taken

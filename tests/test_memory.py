@@ -88,6 +88,27 @@ def test_a_client_that_was_away_at_the_checkpoint_has_its_last_state_before_it(t
     assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=6)) == 5
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_client_that_was_away_at_the_checkpoint_writes_that_state_when_it_returns(
+    tmp_path: Path, restarts: bool
+) -> None:
+    memory = Memory(RecordDict(), tmp_path, restarts=restarts)
+    for number, checkpoint in ((2, 0), (3, 3), (5, 3), (7, 6), (8, 6)):
+        memory.keep({"a": state(number)}, checkpoint)
+    again = Memory(RecordDict(), tmp_path)
+    assert [number_of(again.recall("a", until=n)) for n in (6, 3)] == [5, 3]
+    if restarts:  # the node itself was restarted while the client was away
+        again.keep({"a": state(10)}, checkpoint=9)
+        assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=9)) == 8
+
+
+def test_a_checkpoint_keeps_no_state_of_after_it(tmp_path: Path) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"a": state(5)})
+    memory.keep({"a": state(6)}, checkpoint=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
 def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
     Memory(RecordDict(), tmp_path).keep({"a": state(1)})
     path = tmp_path / "a.safetensors"

@@ -389,7 +389,7 @@ class PersonalizedStrategy(Strategy):
                 "round": self._round.number,
                 "slots": slots,
                 "begin": (self._round.number - 1) * self.config.aggregate_every,
-                "checkpoint": self._round.number if self._is_checkpoint() else 0,
+                "checkpoint": self._checkpoint(),
                 "resume": self._resume,
                 "resuming": sorted(self._resuming.intersection(clients)),
                 "clients": clients,
@@ -413,9 +413,12 @@ class PersonalizedStrategy(Strategy):
             )
         return messages
 
-    def _is_checkpoint(self) -> bool:
+    def _checkpoint(self) -> int:
+        """Return the last round, this one included, after which clients need their states again if we are resumed."""
+        if self.checkpoints is None:
+            return 0
         # The server writes none after the closing exchange: the clients' must not push out those that match its last.
-        return self.checkpoints is not None and not self._round.closing and self.checkpoints.is_due(self._round.number)
+        return max(self._resume, self.checkpoints.last_due(self._round.number - self._round.closing))
 
     def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
         self._round.bytes_down = sum(payload_bytes(message) for message in messages)

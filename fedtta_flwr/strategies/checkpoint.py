@@ -56,7 +56,11 @@ class Checkpoints:
 
     def is_due(self, round_: int) -> bool:
         """Return whether a checkpoint is written after this round."""
-        return self._every > 0 and round_ % self._every == 0
+        return self.last_due(round_) == round_
+
+    def last_due(self, round_: int) -> int:
+        """Return the last round, this one included, after which a checkpoint is written; 0 if there is none."""
+        return round_ - round_ % self._every if self._every else 0
 
     def save(self, strategy: "PersonalizedStrategy", round_: int) -> None:
         """Write a checkpoint if one is due; the last one is replaced when the new one is complete.

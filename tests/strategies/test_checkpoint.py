@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,43 @@ class KilledAfter:
     def on_end(self) -> None: ...
 
 
+class Leaving(LocalGrid):
+    """Some of its nodes may be away."""
+
+    away: frozenset[int] = frozenset()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in super().get_node_ids() if node not in self.away]
+
+
+class AwayIn:
+    """An observer that takes a grid's last node away for one round."""
+
+    def __init__(self, grid: Leaving, round_: int) -> None:
+        self.grid, self.round = grid, round_
+
+    def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None: ...
+
+    def on_round(self, round_: Round) -> None:
+        goes = round_.number + 1 == self.round
+        self.grid.away = frozenset(list(self.grid.get_node_ids())[-1:]) if goes else frozenset()
+
+    def on_end(self) -> None: ...
+
+
 @pytest.fixture
 def start(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., Path]:
     """Run a tiny federation in a fresh grid, whose clients remember nothing but what is on disk."""
 
-    def run(name: str, killed_after: int = 0, nodes: int = 2, **overrides: Any) -> Path:
+    def run(name: str, killed_after: int = 0, nodes: int = 2, away_in: int = 0, **overrides: Any) -> Path:
         path = tmp_path / name
         flat = TINY | {"state-dir": str(tmp_path / "states"), "checkpoint-every": 2} | overrides
         if "resume" not in overrides:
             flat["output-dir"] = str(path)
-        grid = LocalGrid(apps[1], RunConfig.from_flat(flat).to_flat(), nodes)
+        grid = Leaving(apps[1], RunConfig.from_flat(flat).to_flat(), nodes)
         try:
             with federation(flat) as strategy:
+                strategy.observers.append(AwayIn(grid, away_in))
                 if killed_after:
                     strategy.observers.append(KilledAfter(killed_after))
                 strategy.start(grid)
@@ -105,6 +130,20 @@ def test_a_run_may_be_killed_again_and_again_and_change_its_nodes(start: Callabl
     for after, nodes in ((3, 1), (3, 4), (4, 2), (0, 3)):
         start("broken", after, nodes, resume=str(broken), **changed)
     assert result(broken) == result(whole)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_was_away_at_the_checkpoint_goes_through_no_batch_twice(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    if restarts:  # as in a deployment, where each visit is written
+        monkeypatch.setattr("fedtta_flwr.client.ONE_PROCESS", "never")
+    changed = {"adapter": "tent", "scores": "local,tta,post"}
+    whole = start("whole", away_in=2, **changed)
+    broken = start("broken", 3, away_in=2, **changed)
+    start("broken", resume=str(broken), **changed)
+    assert result(broken) == result(whole)
+    assert [line["samples"] for line in result(whole)["lines"]] == [20, 10, 20, 20]
 
 
 def test_without_a_state_dir_clients_go_on_with_what_the_server_knows(start: Callable[..., Path]) -> None:
