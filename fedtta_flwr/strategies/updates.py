@@ -1,6 +1,7 @@
 """A round's replies as stacked tensors: screening, and mixing. Pure torch."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,8 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 BLOCK = 65_536  # columns of [N, P] that are mixed at once: more gains nothing, and fewer would have to be copied back
+#: means and variances by name: those of BatchNorm, of one class, of a teacher; a parameter may well be a ``log_var``
+STATISTIC = re.compile(r"(?:.*[._])?(?:running|class|teacher)_(?:mean|var)")
 LARGEST = 1e18  # that a client may send: squares of much more are no float32, and one client must end nobody's run
 
 
@@ -128,12 +131,12 @@ def stack_updates(
 
 def is_statistic(name: str) -> bool:
     """Return whether a tensor of this name holds means or variances of a normalisation layer, not parameters."""
-    return name.endswith(("_mean", "_var"))
+    return STATISTIC.fullmatch(name) is not None
 
 
 def is_variance(name: str) -> bool:
     """Return whether a tensor of this name holds variances; its means have the same name with ``_mean``."""
-    return name.endswith("_var")
+    return is_statistic(name) and name.endswith("_var")
 
 
 def flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:

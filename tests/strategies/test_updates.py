@@ -92,6 +92,13 @@ def test_only_a_variance_must_not_be_negative() -> None:
     assert screen({"a": update(-1.0), "b": update(-2.0)}, update()) == {}
 
 
+def test_a_parameter_may_be_named_as_if_it_were_a_variance() -> None:
+    log_var = altered("head.log_var", torch.tensor([-1.0]))
+    assert screen({"a": log_var}, log_var) == {}
+    state = stack_updates(1, {"a": log_var, "b": altered("head.log_var", torch.tensor([3.0]))}, []).state
+    assert mix(torch.full((2, 2), 0.5), state, moments=True)["head.log_var"].tolist() == [[1.0], [1.0]]
+
+
 def test_clients_have_no_vote_on_the_form() -> None:
     wide = altered("bn.running_mean", torch.zeros(4))
     assert list(screen({"a": wide, "b": wide, "c": update()}, update())) == ["a", "b"]
