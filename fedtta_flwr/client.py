@@ -5,6 +5,7 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 """
 
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +13,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
 from fedtta_flwr.ftta import visit_stream
 from fedtta_flwr.memory import ONE_PROCESS, Memory, state_folder
-from fedtta_flwr.plugins import ON_DEVICES, device_code, plugin_code
+from fedtta_flwr.plugins import ON_DEVICES, device_code, log_once, plugin_code
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -142,6 +143,9 @@ def _visit_all(
                     visited.append(visit_heads(bench, client, request, own, memory))
         except FedTTAError as error:  # a damaged file, say: no reason for the node's other clients to stop
             visited.append(Visited(failure=str(error)))
+        except Exception as error:
+            log_once(traceback.format_exc())
+            visited.append(Visited(failure=in_words(error)))
         taken.append(bench.steps - steps)
         undone.append(bench.rolled_back - rolled_back)
     # Only now: a visit that fails half-way must leave no client half-advanced.

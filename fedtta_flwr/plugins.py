@@ -94,7 +94,7 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
                 # "MyMethod.personalize() missing 1 required positional argument": it was never entered.
                 raise FederationError(f"{where()}{error}: the method takes other arguments than it is given") from error
             raise
-        _log_once("".join(traceback.format_exception(type(error), error, own[0])).rstrip())
+        log_once("".join(traceback.format_exception(type(error), error, own[0])).rstrip())
         called, raised = own[0].tb_frame.f_code, own[-1]
         file = Path(raised.tb_frame.f_code.co_filename).name
         raise FederationError(
@@ -125,7 +125,7 @@ def _fingerprint(package: str) -> str:
 
 
 @cache
-def _log_once(text: str) -> None:
+def log_once(text: str) -> None:
     """Log an error that every client of a node repeats."""
     from flwr.common.logger import log  # on use, as below
 

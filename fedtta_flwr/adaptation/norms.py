@@ -20,15 +20,16 @@ NORMS = (
 
 @contextmanager
 def batch_statistics(model: nn.Module, *, track: bool = False, momentum: float | None = None) -> Iterator[None]:
-    """Let the BatchNorm layers of a model in eval mode normalise with their input's own statistics.
+    """Let the BatchNorm layers of a model normalise with their input's own statistics.
 
     A layer whose input has one value per channel, which has no variance, normalises with its running statistics.
+    Afterwards all layers are in eval mode.
     Only the layers' mode changes, and only inside the context: buffers are never removed, dropout stays off.
 
     Parameters
     ----------
     model : nn.Module
-        In eval mode.
+        In eval mode, but where dropout shall act.
     track : bool
         Whether the running statistics move towards the batch's, with each layer's own momentum, and the counters
         count. If False, the layers leave them as they are.

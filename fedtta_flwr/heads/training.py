@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.entropy import entropy
+from fedtta_flwr.adaptation.norms import batch_statistics
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.heads.base import Fitted, Recipe
 from fedtta_flwr.models.base import take_head
@@ -129,11 +130,12 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
         optimizer = sgd.over(net.extractor, *heads)
     net.extractor.train()
     try:
-        for _ in range(epochs):
-            for x, labels in batches():
-                optimizer.zero_grad(set_to_none=True)
-                _loss(net, x, labels, counts).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+        with batch_statistics(net.extractor, track=True):  # the last batch may be of one image, which has no variance
+            for _ in range(epochs):
+                for x, labels in batches():
+                    optimizer.zero_grad(set_to_none=True)
+                    _loss(net, x, labels, counts).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
     finally:
         net.eval()
         net.zero_grad(set_to_none=True)

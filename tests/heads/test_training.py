@@ -184,6 +184,17 @@ def test_fedrep_trains_its_head_first() -> None:
     assert not changed(net, by_hand.state_dict())
 
 
+def test_a_last_batch_of_one_image_trains_with_running_statistics() -> None:
+    net, other, parts = make(Recipe()), make(Recipe()), [(X[:11], Y[:11]), (X[11:], Y[11:])]
+    train_shared(net, lambda: iter(parts), 1, SGD(0.1, weight_decay=0.0), COUNTS)
+    train_shared(other, lambda: iter(parts[:1]), 1, SGD(0.1, weight_decay=0.0), COUNTS)  # which leaves it in eval mode
+    nn.functional.cross_entropy(other.global_head(other.extractor(X[11:])), Y[11:]).backward()
+    with torch.no_grad():
+        for p in (p for p in other.parameters() if p.grad is not None):
+            p -= 0.1 * p.grad
+    torch.testing.assert_close(net.state_dict(), other.state_dict())
+
+
 def test_balanced_softmax_of_a_class_without_images() -> None:
     logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 1, 1, 0])
