@@ -164,7 +164,7 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
 def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:
     """Tell a strategy how every client begins."""
     if isinstance(begin, HeadBench):
-        strategy.source = begin.adapted_state()
+        strategy.source = {name: t.cpu() for name, t in begin.adapted_state().items()}  # as replies are
         return
     strategy.network = begin.model  # of which it needs to know more than an own `prepare` may tell it
     with plugin_code(strategy.config.strategy):

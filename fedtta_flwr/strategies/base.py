@@ -127,7 +127,8 @@ class PersonalizedStrategy(Strategy):
             )
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
-        weights = weights.detach().cpu().clamp_min(0)
+        weights = weights.detach().cpu().double().clamp_min(0)
+        weights /= weights.sum(dim=1, keepdim=True)  # what a row is off by would grow from round to round
         self._round.weights = weights = cap_weights(weights, self.config.weight_cap)
         mixing = mix_ if updates.expendable else mix
         return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
@@ -259,9 +260,10 @@ class PersonalizedStrategy(Strategy):
         for number in range(self._resume + 1, rounds + 1):
             began = time.perf_counter()
             self._meet(grid, timeout)
-            messages = self.configure_train(number, nothing, train_config, grid)
-            replies = self._exchange(grid, messages, timeout)
-            _, metrics = self.aggregate_train(number, replies)
+            # Bound to no name: messages and replies are as large as all states, and mixing needs the room.
+            _, metrics = self.aggregate_train(
+                number, self._exchange(grid, self.configure_train(number, nothing, train_config, grid), timeout)
+            )
             self._tell(began)
             if self.checkpoints is not None:
                 self.checkpoints.save(self, number)
@@ -294,6 +296,7 @@ class PersonalizedStrategy(Strategy):
             If not a single client replied, or what the method made is no state that they could work with.
         """
         read, rejected = self._read(replies)
+        del replies  # what of them is needed has been read
         if len(read) > len(rejected):
             # Where the method is W @ theta and no more, nobody looks at the states again once they are mixed; but what
             # does not ship may have kept them.

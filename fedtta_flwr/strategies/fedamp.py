@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.options import FedAMPOptions
 from fedtta_flwr.strategies.base import PersonalizedStrategy
-from fedtta_flwr.strategies.similarity import cosines, gram, median_nearest, scaled, squared_distances
+from fedtta_flwr.strategies.similarity import cosines, gram, nearest, scaled, squared_distances
 from fedtta_flwr.strategies.updates import Updates
 
 
@@ -26,9 +26,10 @@ class FedAMP(PersonalizedStrategy):
 
     where a client whose own weight would be negative gets 0 and its neighbours are scaled to sum to 1. The paper's d
     is a sum over the P entries, of which the exponential of any real network vanishes, so that nobody collaborates;
-    here it is their mean: the paper's :math:`\sigma` and :math:`\alpha` are :math:`\sigma/P` and :math:`\alpha/P`
-    here. The rule ``cosine`` is the paper's HeurFedAMP as pFedGraph compares with it: ``normalised`` with exp(10 cos)
-    of what clients have added to the source model in the place of :math:`e^{-d/\sigma}`.
+    here it is their mean: the paper's :math:`\sigma`, :math:`\alpha` and :math:`\lambda` are :math:`\sigma/P`,
+    :math:`\alpha/P` and :math:`\lambda/P` here. The rule ``cosine`` is the paper's HeurFedAMP as pFedGraph compares
+    with it: ``normalised`` with exp(10 cos) of what clients have added to the source model in the place of
+    :math:`e^{-d/\sigma}`.
 
     With ``bn-stats`` d is of BatchNorm statistics alone; where parameters travel too all entries count alike. If
     nothing travels all distances are 0. Parameters hardly move, so that their d is near 0: with :math:`\sigma` = 1, as
@@ -60,9 +61,12 @@ class FedAMP(PersonalizedStrategy):
             return attention(10 * cosines(products), options.self_weight)
         entries = sum(t.numel() for t in updates.state.values()) // clients
         distances = squared_distances(products) / max(1, entries)
-        sigma = float(median_nearest(distances)) if isinstance(options.sigma, str) else options.sigma
+        to_nearest = nearest(distances)
+        sigma = float(to_nearest.median()) if isinstance(options.sigma, str) else options.sigma
         if options.rule == "normalised":
-            return attention(-scaled(distances, sigma), options.self_weight)
+            # Beyond the nearest other: the same weights, and the limit also where sigma is 0 and the nearest is not.
+            beyond = (distances - to_nearest[:, None]).clamp_min(0)
+            return attention(-scaled(beyond, sigma), options.self_weight)
         weights, clipped = original_attention(distances, sigma, options.alpha)
         if clipped and not self._warned:
             self._warned = True

@@ -43,12 +43,17 @@ def median_distance(distance: Tensor) -> Tensor:
     return distance[i, j].median() if n > 1 else distance.new_tensor(torch.inf)
 
 
+def nearest(distance: Tensor) -> Tensor:
+    """Return each client's distance [N], of all [N, N], to its nearest other; infinity for a client without others."""
+    return distance.clone().fill_diagonal_(torch.inf).amin(dim=1)
+
+
 def median_nearest(distance: Tensor) -> Tensor:
     """Return the median of the clients' distances [N, N] to their nearest other, the lower of the two in the middle.
 
     Infinity for a client without others.
     """
-    return distance.clone().fill_diagonal_(torch.inf).amin(dim=1).median()
+    return nearest(distance).median()
 
 
 def gram(state: Mapping[str, Tensor], source: Mapping[str, Tensor], clients: int) -> Tensor:

@@ -164,17 +164,21 @@ def mix(weights: Tensor, state: Mapping[str, Tensor], *, moments: bool = False) 
         The same names and dtypes, each [N, *shape].
     """
     copy = {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}
-    return mix_(weights, copy, moments=moments)
+    return {name: t.contiguous() for name, t in mix_(weights, copy, moments=moments).items()}
 
 
 def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool = False) -> State:
     """Do what `mix` does in the memory of the states themselves, which must be contiguous.
 
     It needs no more than `BLOCK` columns beside them, and is the faster for it. `state` is empty afterwards: who still
-    asked for a client's own state would get a mixture.
+    asked for a client's own state would get a mixture. Where all rows of W are the same, clients have one mixture, as
+    views.
     """
     mixed = dict(state)
     state.clear()
+    clients = len(weights)
+    if (weights == weights[:1]).all():
+        weights = weights[:1]
     weights_as = {dtype: weights.to(dtype) for dtype in {t.dtype for t in mixed.values()}}
     # With moments variances come first: they need the means as they were.
     for name in sorted(mixed, key=is_variance, reverse=True) if moments else list(mixed):
@@ -183,7 +187,7 @@ def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool =
         values = t.view(len(t), columns)
         means = mixed[name.removesuffix("_var") + "_mean"].view_as(values) if moments and is_variance(name) else None
         if columns <= BLOCK or len(w) != len(t):
-            mixed[name] = _product(w, values, means).view(len(w), *t.shape[1:])
+            mixed[name] = _product(w, values, means).expand(clients, columns).view(clients, *t.shape[1:])
             continue
         for start in range(0, columns, BLOCK):
             block = slice(start, start + BLOCK)

@@ -1,17 +1,23 @@
 """What the strategies have in common: whose memory holds the personal states."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
+from fedtta_flwr.server import federation
 from fedtta_flwr.strategies.fedavg import FedAvg
 from fedtta_flwr.strategies.updates import BLOCK, State, Updates
+from tests.conftest import TINY
 
 Config = Callable[..., RunConfig]
 
@@ -58,6 +64,50 @@ def test_states_are_mixed_in_place_where_nobody_looks_at_them_again(
     (updates,) = seen
     assert updates.expendable == expendable
     assert (updates.state == {}) == expendable
+
+
+class Inexact(FedAvg):
+    """One whose rows are off by as much as is let pass."""
+
+    def collaboration_matrix(self, updates: Updates) -> torch.Tensor:
+        return 1.00009 * super().collaboration_matrix(updates)
+
+
+def test_what_a_row_is_off_by_does_not_grow(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", Inexact.__module__.partition(".")[0])
+    run = run_local(strategy=f"{Inexact.__module__}:Inexact", rounds=1)
+    with np.load(run.path / "collaboration.npz") as file:
+        np.testing.assert_allclose(file["weights"].sum(axis=2), 1, rtol=0, atol=1e-6)
+
+
+def test_the_replies_are_gone_when_states_are_mixed(
+    apps: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[weakref.ref[Message]] = []
+    alive: list[int] = []
+    plain = FedAvg.collaboration_matrix
+
+    def counting(self: FedAvg, updates: Updates) -> torch.Tensor:
+        alive.append(sum(message() is not None for message in sent))
+        return plain(self, updates)
+
+    class Watched(LocalGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            sent.extend(map(weakref.ref, messages))
+            return super().push_messages(messages)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            sent.extend(map(weakref.ref, replies))
+            return replies
+
+    monkeypatch.setattr(FedAvg, "collaboration_matrix", counting)
+    flat = TINY | {"strategy": "fedavg", "output-dir": str(tmp_path / "run")}
+    with federation(flat) as strategy:
+        strategy.start(Watched(apps[1], RunConfig.from_flat(flat).to_flat(), 2))
+    assert len(alive) == 4
+    assert max(alive) == 0 < len(sent)
 
 
 class Keeper(FedAvg):

@@ -245,6 +245,24 @@ def test_mixing_in_place_is_mixing(moments: bool, block: int, monkeypatch: pytes
             assert t.data_ptr() == state[name].data_ptr()
 
 
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("block", [2, 100])
+def test_one_mixture_for_all_is_made_once(moments: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(7)
+    state = {name: torch.rand((4, 3), generator=generator) for name in ("running_mean", "running_var", "weight")}
+    rows = random_weights(4, 8)[:1]
+    nearly = rows.expand(4, 4).clone()
+    nearly[3, :2] += torch.tensor([1e-9, -1e-9])  # each row by itself
+    monkeypatch.setattr("fedtta_flwr.strategies.updates.BLOCK", block)
+    own, expected = (mix(w, state, moments=moments) for w in (rows.expand(4, 4), nearly))
+    for name, t in mix_(rows.expand(4, 4), dict(state), moments=moments).items():
+        torch.testing.assert_close(t, expected[name])
+        assert t.untyped_storage().nbytes() == t[0].nbytes
+        assert torch.equal(t, own[name])
+        own[name][0] += 1.0  # a client's, and nobody else's
+        torch.testing.assert_close(own[name], expected[name] + torch.tensor([[1.0], [0], [0], [0]]))
+
+
 class LargestMade(TorchDispatchMode):
     """Sees the largest tensor that operations make in memory of its own, in entries."""
 
