@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtta_flwr.adaptation.base import classifier, inputs_of, statistics
+from fedtta_flwr.adaptation.base import batch_norms, classifier, inputs_of, statistics
 from fedtta_flwr.adaptation.bn_stats import moments
-from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, widened
+from fedtta_flwr.adaptation.layers import BatchNorm, more_than_batch_norm, normalised_by, widened
 from fedtta_flwr.data.contracts import Images, to_tensor
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng, torch_rng
@@ -68,13 +68,13 @@ def form_of(descriptor: str, model: nn.Module, classes: int) -> Tensor | None:
     return torch.zeros(classes)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def mean_logits(predict: Predict, images: Tensor) -> Tensor:
     """Return the mean logits [K] on images [M, C, H, W] (FedCTTA eq. 6)."""
     return predict(images).mean(dim=0)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def mean_features(predict: Predict, head: nn.Module, images: Tensor) -> Tensor:
     """Return the mean penultimate features [D] on images [M, C, H, W]: what enters `head` while `predict` looks."""
     with inputs_of(head) as seen:
@@ -82,7 +82,7 @@ def mean_features(predict: Predict, head: nn.Module, images: Tensor) -> Tensor:
     return seen[-1].mean(dim=0)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def bn_statistics(model: nn.Module, x: Tensor) -> Tensor:
     """Return the statistics of a batch x [B, C, H, W] in all BatchNorm layers, each of which normalises with them.
 
@@ -104,6 +104,11 @@ def bn_statistics(model: nn.Module, x: Tensor) -> Tensor:
         raise ConfigError(
             f"descriptor 'bn-statistics': {type(model).__name__} has no BatchNorm layer with statistics; choose a "
             f"model with BatchNorm, or another strategy"
+        )
+    if more := more_than_batch_norm(batch_norms(model)):
+        raise ConfigError(
+            f"descriptor 'bn-statistics': {more}, and what it does beside would be left out; choose another strategy, "
+            f"or a network whose BatchNorm layers are torch's"
         )
 
     def normalise(name: str, layer: BatchNorm, h: Tensor) -> Tensor:

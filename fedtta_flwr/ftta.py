@@ -108,7 +108,7 @@ def _outputs(bench: Workbench, x: Tensor, *, scored: tuple[str, ...]) -> dict[st
     """Adapt to one batch; return the logits [B, K] behind every score that can be had now, and of each adaptation."""
     outputs: dict[str, Tensor] = {}
     if "source" in scored:
-        with torch.inference_mode():
+        with torch.no_grad():
             outputs["source"] = bench.source(x)
     if bench.lone is not None:
         outputs["lone"] = bench.lone.adapt(x)  # labels or not: it goes through the whole stream

@@ -189,7 +189,7 @@ def _predict(
     result.domains.append(name)
     result.count("seen", torch.bincount(labels, minlength=bench.classes))
     result.count("tta", hits(torch.cat(probabilities), labels, bench.classes))
-    with torch.inference_mode():
+    with torch.no_grad():
         alone: dict[str, Callable[[Tensor], Tensor]] = {
             "source": bench.net.global_head,
             "local": partial(personal_logits, bench.net),

@@ -130,4 +130,8 @@ def test_one_value_per_channel_has_no_variance() -> None:
 def test_a_network_without_statistics_has_none() -> None:
     with pytest.raises(ConfigError, match="descriptor 'bn-statistics': ResNet has no BatchNorm") as caught:
         bn_statistics(build("resnet20-gn", 10), torch.rand(2, 3, 32, 32))
+    own = build("resnet8", 10).eval()
+    own.bn1.__class__ = type("Activated", (nn.BatchNorm2d,), {"forward": lambda self, x: x.relu()})
+    with pytest.raises(ConfigError, match=r"descriptor 'bn-statistics': bn1 is a Activated, .* another strategy"):
+        bn_statistics(own, torch.rand(2, 3, 8, 8))
     assert "\n" not in str(caught.value)

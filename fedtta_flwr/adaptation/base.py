@@ -70,7 +70,7 @@ class Adapter(ABC):
     def step(self, x: Tensor) -> Tensor:
         """Adapt to the batch and return the logits [B, K] that the method itself would report."""
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: what a network keeps for its next pass, a mask say, must serve a step
     def predict(self, x: Tensor) -> Tensor:
         """Return logits [B, K] for x [B, C, H, W]; changes nothing."""
         logits: Tensor = self.model(x)

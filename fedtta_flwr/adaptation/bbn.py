@@ -11,7 +11,8 @@ from fedtta_flwr.adaptation.augment import strong
 from fedtta_flwr.adaptation.balanced_norm import BalancedStatistics, ClassBatch
 from fedtta_flwr.adaptation.base import Adapter, Draws, State, classifier
 from fedtta_flwr.adaptation.entropy import entropy
-from fedtta_flwr.adaptation.layers import Normalise, normalised_by, require_batch_norms, widened
+from fedtta_flwr.adaptation.layers import Normalise, normalised_by, require_plain_batch_norms, widened
+from fedtta_flwr.adaptation.norms import parameters_of
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import BBNOptions
 
@@ -68,13 +69,9 @@ class BBN(Adapter):
 
     def select(self) -> State:
         """Return affine parameters and statistics of all BatchNorm layers, as far as they shall travel."""
-        layers = require_batch_norms(self.model, "bbn")
+        layers = require_plain_batch_norms(self.model, "bbn")
         self.classes = classifier(self.model, "bbn")[1].out_features
-        self.affine = {
-            f"{name}.{kind}" if name else kind: p
-            for name, layer in layers.items()
-            for kind, p in layer.named_parameters(recurse=False)
-        }
+        self.affine = parameters_of(layers.items())
         self._source_affine = {name: p.detach().clone() for name, p in self.affine.items()}
         # The student comes last: the others copy the layers' statistics, it owns them.
         self.teacher, self.source, self.student = (
@@ -101,7 +98,7 @@ class BBN(Adapter):
             if self.options.share_teacher:
                 self.teacher.rebalance()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the teacher's logits [B, K] with its stored statistics; changes nothing."""
         return self._forward(x, self.teacher.frozen())

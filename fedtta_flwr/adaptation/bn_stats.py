@@ -69,7 +69,7 @@ class BNStats(Adapter):
         """Return the statistics of all BatchNorm layers."""
         return statistics(self.model)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, x: Tensor) -> Tensor:
         """Take over the batch's statistics and return the logits [B, K] computed with them."""
         options = self.shares

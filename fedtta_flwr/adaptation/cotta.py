@@ -58,7 +58,7 @@ class CoTTA(Adapter):
         self.teacher = {name: p.detach().clone() for name, p in student.items()}
         return student | (self._named_teacher() if self.options.share_teacher else {})
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the teacher's logits [B, K] for x as it is; changes nothing."""
         with batch_statistics(self.model):

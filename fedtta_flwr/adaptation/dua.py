@@ -52,7 +52,7 @@ class DUA(Adapter):
         """Return the statistics of all BatchNorm layers."""
         return statistics(self.model)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, x: Tensor) -> Tensor:
         """Move the statistics towards those of the views; return the logits [B, K] that follow."""
         views = self._views(x) if self.options.views else x

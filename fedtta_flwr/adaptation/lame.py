@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.base import Adapter, State, classifier, inputs_of
+from fedtta_flwr.adaptation.layers import widened
 from fedtta_flwr.options import LAMEOptions
 
 
@@ -54,14 +55,14 @@ class LAME(Adapter):
         """Return what `predict` returns."""
         return self.predict(x)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the logarithm [B, K] of the smoothed predictions of x [B, C, H, W]; changes nothing."""
         with inputs_of(self.head) as seen:
             log_q = F.log_softmax(self.model(x), dim=1)
         if len(x) < 2 or not self.options.bound_weight:
             return log_q
-        features = F.normalize(seen[-1].flatten(1), dim=1)
+        features = F.normalize(widened(seen[-1]).flatten(1), dim=1)
         return self._smooth(log_q, self.options.bound_weight * self._affinity(features))
 
     def _affinity(self, features: Tensor) -> Tensor:

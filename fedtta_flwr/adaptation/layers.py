@@ -1,6 +1,6 @@
 """What methods with a BatchNorm of their own share: how it takes the place of the model's, and how it normalises."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,8 @@ def normalised_by(model: nn.Module, normalise: Normalise) -> Iterator[None]:
     """Let `normalise` compute what the model's BatchNorm layers return.
 
     Only the layers' forward function changes, and only inside the context: no module, parameter or buffer is
-    exchanged, and the layers' own normalisation costs nothing.
+    exchanged, and the layers' own normalisation costs nothing. What else a layer's own function does is left out
+    (`more_than_batch_norm`).
     """
     layers = batch_norms(model)
     before = {name: vars(layer).get("forward") for name, layer in layers.items()}
@@ -90,6 +91,30 @@ def require_batch_norms(model: nn.Module, adapter: str) -> dict[str, BatchNorm]:
             f"choose a model with BatchNorm, or the adapter `source` or `entropy`"
         )
     return found
+
+
+def require_plain_batch_norms(model: nn.Module, adapter: str) -> dict[str, BatchNorm]:
+    """Return what `require_batch_norms` does, for an adapter that puts a normalisation of its own in their place.
+
+    Raises
+    ------
+    ConfigError
+        Also if one of them does more than normalise.
+    """
+    found = require_batch_norms(model, adapter)
+    if more := more_than_batch_norm(found):
+        raise ConfigError(
+            f"adapter = {adapter!r}: {more}, and what it does beside would be left out; choose another adapter, or a "
+            f"network whose BatchNorm layers are torch's"
+        )
+    return found
+
+
+def more_than_batch_norm(layers: Mapping[str, BatchNorm]) -> str | None:
+    """Return the first layer whose forward function is not torch's, in words: it may have an activation in it."""
+    plain = (BatchNorm.forward, nn.SyncBatchNorm.forward)
+    unlike = (f"{name} is a {type(n).__name__}" for name, n in layers.items() if type(n).forward not in plain)
+    return next(unlike, None)
 
 
 class _Normalisation(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """What adapters do with normalisation layers: run them on batch statistics, find their affine parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -57,25 +57,29 @@ def batch_statistics(model: nn.Module, *, track: bool = False, momentum: float |
 
 
 def affine_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
-    """Return the affine parameters of all normalisation layers, by name.
+    """Return the affine parameters of all normalisation layers, by name; those that layers share once.
 
     Raises
     ------
     ConfigError
         If there are none; `adapter` is the name in the message.
     """
-    found = {
-        f"{prefix}.{name}" if prefix else name: parameter
-        for prefix, module in model.named_modules()
-        if isinstance(module, NORMS)
-        for name, parameter in module.named_parameters(recurse=False)
-    }
+    found = parameters_of((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
     if not found:
         raise ConfigError(
             f"adapter = {adapter!r}: {type(model).__name__} has no normalisation layer with affine parameters; "
             f"choose a model with one, or the adapter `source` or `entropy`"
         )
     return found
+
+
+def parameters_of(layers: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Parameter]:
+    """Return the layers' own parameters by name; one that several share, under its first."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, layer in layers:
+        for name, parameter in layer.named_parameters(recurse=False):
+            found.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
+    return dict(found.values())
 
 
 class AffineAdapter(Adapter):
@@ -94,7 +98,7 @@ class AffineAdapter(Adapter):
         self.affine = affine_parameters(self.model, self.name)
         return dict(self.affine)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return logits [B, K] with the statistics of x [B, C, H, W]; changes nothing."""
         with batch_statistics(self.model):

@@ -1,6 +1,7 @@
 """NOTE: robust continual test-time adaptation (Gong et al., NeurIPS 2022, arXiv 2208.05117)."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -9,7 +10,14 @@ from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, classifier, reshape_in_place, statistics
 from fedtta_flwr.adaptation.entropy import entropy
-from fedtta_flwr.adaptation.layers import BatchNorm, normalised_by, pooled, require_batch_norms, sample_moments, widened
+from fedtta_flwr.adaptation.layers import (
+    BatchNorm,
+    normalised_by,
+    pooled,
+    require_plain_batch_norms,
+    sample_moments,
+    widened,
+)
 from fedtta_flwr.adaptation.norms import affine_parameters, batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import NOTEOptions
@@ -59,7 +67,7 @@ class NOTE(Adapter):
     FREE = -1
 
     def __init__(self, model: nn.Module, options: NOTEOptions) -> None:
-        require_batch_norms(model, "note")
+        require_plain_batch_norms(model, "note")
         super().__init__(model, options)
         self.options: NOTEOptions = options
         self.optimizer = Optimizer(list(self.affine.values()), "adam", learning_rate=options.learning_rate)
@@ -73,13 +81,13 @@ class NOTE(Adapter):
 
     def select(self) -> State:
         """Return the affine parameters and the statistics of all BatchNorm layers."""
-        layers = require_batch_norms(self.model, "note")
+        layers = require_plain_batch_norms(self.model, "note")
         self.affine = {
             name: p for name, p in affine_parameters(self.model, "note").items() if name.rpartition(".")[0] in layers
         }
         return dict(self.affine) | statistics(self.model)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return logits [B, K] under instance-aware normalisation with the running statistics; changes nothing."""
         with self._instance_aware():
@@ -105,25 +113,28 @@ class NOTE(Adapter):
             reshape_in_place(self.images, (len(self.images), *x.shape[1:]))
             self.labels.fill_(self.FREE)
         labels, seen = self.labels.tolist(), self.seen.tolist()
+        counts = Counter(labels)
+        number = sum(seen) + 1  # of the first of these samples in the stream
         places: dict[int, int] = {}  # place in the memory -> sample
         for i, label in enumerate(classes):
             seen[label] += 1
-            place = self._place(labels, label, seen[label], number=sum(seen))
+            place = self._place(labels, counts, label, seen[label], number=number + i)
             if place is not None:
+                counts[labels[place]] -= 1
+                counts[label] += 1
                 labels[place], places[place] = label, i
         self.labels.copy_(torch.tensor(labels))
         self.seen.copy_(torch.tensor(seen))
         if places:
             self.images[list(places)] = x[list(places.values())]
 
-    def _place(self, labels: list[int], label: int, seen: int, number: int) -> int | None:
+    def _place(self, labels: list[int], counts: Counter[int], label: int, seen: int, number: int) -> int | None:
         """Return where the stream's sample of this number goes, None if it does not."""
-        if self.FREE in labels:
+        if counts[self.FREE]:
             return labels.index(self.FREE)
-        counts = {c: labels.count(c) for c in set(labels)}
         most = max(counts.values())
         generator = self.generator("note", number)
-        if counts.get(label, 0) < most:
+        if counts[label] < most:
             full = sorted(c for c, count in counts.items() if count == most)
             victim = full[int(torch.randint(len(full), (), generator=generator))]
         elif float(torch.rand((), generator=generator)) < most / seen:

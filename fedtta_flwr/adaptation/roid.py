@@ -62,7 +62,7 @@ class ROID(AffineAdapter):
         self.keep(self.optimizer.state | {"mean_prediction": self.mean_prediction})
         self.draws = Draws(self, self.name)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return corrected logits [B, K] with the statistics of x [B, C, H, W]; changes nothing."""
         logits: Tensor = super().predict(x)

@@ -14,7 +14,7 @@ from fedtta_flwr.adaptation.layers import (
     normalise_with,
     normalised_by,
     pooled,
-    require_batch_norms,
+    require_plain_batch_norms,
     sample_moments,
 )
 from fedtta_flwr.adaptation.norms import affine_parameters
@@ -79,7 +79,7 @@ class RoTTA(Adapter):
 
     def select(self) -> State:
         """Return affine parameters and statistics of all BatchNorm layers, and the teacher's if it travels."""
-        layers = require_batch_norms(self.model, "rotta")
+        layers = require_plain_batch_norms(self.model, "rotta")
         affine = affine_parameters(self.model, "rotta")
         self.affine = {name: p for name, p in affine.items() if name.rpartition(".")[0] in layers}
         self._statistics = statistics(self.model)
@@ -87,7 +87,7 @@ class RoTTA(Adapter):
         self.teacher = {name: t.detach().clone() for name, t in student.items()}
         return student | (self._named_teacher() if self.options.share_teacher else {})
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the teacher's logits [B, K]; changes nothing."""
         return self._teach(x)

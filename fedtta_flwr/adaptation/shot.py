@@ -56,7 +56,7 @@ class SHOT(Adapter):
         self.extractor = {name: p for name, p in self.model.named_parameters() if id(p) not in fixed}
         return dict(self.extractor)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return logits [B, K] with the statistics of x [B, C, H, W]; changes nothing."""
         with batch_statistics(self.model):

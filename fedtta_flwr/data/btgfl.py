@@ -155,8 +155,17 @@ class Benchmark:
         Raises
         ------
         ConfigError, DataError
-            Whatever the data set says when it is read.
+            Whatever the data set says when it is read; or naturally shifted images have another size.
         """
+        if self._natural is not None:
+            one, sets = np.zeros(1, np.int64), (self._natural, self._data)
+            sizes = [images.images(CLEAN, self._config.severity)[one].shape[1:3] for images in sets]
+            if sizes[0] != sizes[1]:
+                found, allowed = ("{} x {}".format(*size) for size in sizes)
+                raise ConfigError(
+                    f"tgfl.natural-dataset = {self._config.tgfl.natural_dataset!r}: images of {found}, "
+                    f"{self._config.dataset} has {allowed}; name a set of the same size"
+                )
         versions = np.array([CLEAN, *self._config.corruption_names(), *([NATURAL] if self._natural else [])])
         self.load(Samples(np.zeros(len(versions), np.int64), versions))
 

@@ -1,11 +1,15 @@
 """Images in files: a tree with a folder for each class, and single files that may be anything."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 #: what Pillow may open: formats that its own code decodes (not, for example, PostScript, which runs a program)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -74,7 +78,8 @@ class ImageTree:
             try:
                 result[i] = read_image(path, self._size)
             except ValueError as error:
-                raise DataError(f"{path}: {error}, expected an image; remove or replace it") from None
+                expected = "an image of 8 or 16 bits a channel"
+                raise DataError(f"{path}: {error}, expected {expected}; remove or replace it") from None
         return result
 
 
@@ -84,19 +89,30 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     Raises
     ------
     ValueError
-        It is not an image of `FORMATS`, is damaged, cut off or too large; the text says which, in a few words.
+        It is not an image of `FORMATS`, is damaged, cut off or too large, or its range is not known; the text says
+        which, in a few words.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path, formats=FORMATS) as image:
-            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            mode = image.mode
+            whole = _from_16_bits(image) if mode.startswith("I;16") else image  # which Pillow would cut off at 255
+            small = whole.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     except UnidentifiedImageError:
         raise ValueError(f"not an image ({_size_of(path)} bytes)") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"damaged or not yet complete ({reason})") from None
+    if mode in ("I", "F"):
+        raise ValueError("32 bits a channel")
     return np.asarray(small)
+
+
+def _from_16_bits(image: "Image.Image") -> "Image.Image":
+    from PIL import Image
+
+    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
 
 
 def _check_is_image(path: Path) -> None:

@@ -65,7 +65,7 @@ def accuracies(
         for start in range(0, count, batch):
             rows = np.arange(start, min(start + batch, count))
             x = to_tensor(images[rows])
-            with torch.inference_mode():
+            with torch.no_grad():
                 predicted = model(x).argmax(dim=1).numpy()
             correct += int((predicted == data.labels[rows]).sum())
             seen += len(rows)

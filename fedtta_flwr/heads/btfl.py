@@ -80,7 +80,7 @@ class BTFL(Predictor):
         super().reset()
         self.n_ind, self.n_exd = 1.0, 1.0
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K], and count the internal and external samples."""
         z = self.extractor(x)

@@ -20,7 +20,7 @@ class FedRoD(Predictor):
         del options
         return Recipe(loss="balanced", heads="fedrod")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K]."""
         self.seen += len(x)

@@ -9,7 +9,7 @@ from fedtta_flwr.heads.base import Predictor
 class Global(Predictor):
     """Predict by the extractor and the head that all clients share."""
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K]."""
         self.seen += len(x)

@@ -34,7 +34,7 @@ class KNNPer(Predictor):
         classes = len(fitted.global_head)
         self._labels = F.one_hot(fitted.statistics["labels"].long(), classes).to(self._features.dtype)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K]."""
         self.seen += len(x)

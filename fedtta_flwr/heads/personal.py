@@ -9,7 +9,7 @@ from fedtta_flwr.heads.base import Predictor
 class Personal(Predictor):
     """Predict by the shared extractor and the client's own head."""
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return probabilities [B, K]."""
         self.seen += len(x)

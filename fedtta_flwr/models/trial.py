@@ -74,7 +74,7 @@ def _output(name: str, it: str, what: str, model: nn.Module, x: Tensor, width: i
     """Return what a network makes of an image, if it is finite numbers [1, width]."""
     about = f"model = {name!r}: for images {list(x.shape)} {it}"
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             output: object = model(x)
     except FedTTAError:
         raise

@@ -126,3 +126,20 @@ def test_nothing_travels_or_changes(tiny, images) -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     with pytest.raises(ConfigError, match=r"^'lame' needs a classifier, and Sequential has no linear layer"):
         LAME(nn.Sequential(nn.Conv2d(3, 4, 3)), LAMEOptions())
+
+
+def test_features_in_half_precision_are_compared_in_single(tiny, images) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny().eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits: Tensor = self.body(x)
+            return logits.float()
+
+    x = images(9)
+    half, whole = (LAME(model, LAMEOptions(affinity="linear")).adapt(x) for model in (Half(), tiny()))
+    torch.testing.assert_close(half, whole, rtol=0, atol=0.1)
+    assert LAME(Half(), LAMEOptions()).adapt(x).isfinite().all()

@@ -13,7 +13,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.records import from_arrays, to_arrays
 from fedtta_flwr.registry import ADAPTERS, resolve
-from tests.adaptation.conftest import both, copied, same_bits
+from tests.adaptation.conftest import both, copied, make, same_bits
 
 Make = Callable[..., nn.Module]
 State = dict[str, Tensor]
@@ -131,6 +131,61 @@ def test_one_adapter_serves_two_clients_like_two_adapters(name: str, tiny: Make)
     fresh = build(name, tiny())
     shared.identity = fresh.identity
     assert torch.equal(shared.adapt(batch("random", 7, 0)), fresh.adapt(batch("random", 7, 0)))
+
+
+class Activated(nn.BatchNorm2d):
+    """A layer with its activation in it, like timm's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@every_adapter
+def test_a_batch_norm_that_does_more_does_it_or_is_refused(name: str, tiny: Make) -> None:
+    plain, more = tiny(), tiny()
+    for layer in (more.bn1, more.bn2):
+        layer.__class__ = Activated  # a ReLU follows anyway
+    if name in ("note", "rotta", "bbn"):  # which put a normalisation of their own in its place
+        with pytest.raises(ConfigError, match=rf"adapter = '{name}': bn1 is a Activated, .* choose another adapter"):
+            build(name, more)
+        return
+    one, other = build(name, plain), build(name, more)
+    for seed in range(2):
+        x = batch("random", 9, seed)
+        torch.testing.assert_close(other.adapt(x), one.adapt(x))
+        torch.testing.assert_close(other.predict(x), one.predict(x))
+
+
+class Unusual(nn.Module):
+    """Two BatchNorm layers that share their parameters, and a mask that is made when it is first needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn1, self.bn2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.bn2.weight, self.bn2.bias = self.bn1.weight, self.bn1.bias
+        self.head = nn.Linear(4, 3)
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.linspace(0.5, 1.5, x.shape[-1])
+        h = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu() * self.mask)).relu()
+        logits: Tensor = self.head(h.mean(dim=(2, 3)))
+        return logits
+
+
+@every_adapter
+def test_a_network_may_keep_a_tensor_from_its_first_pass_and_share_parameters(name: str) -> None:
+    adapter = build(name, make(Unusual, torch.float32))
+    adapter.predict(batch("random", 9, 0))  # what a step keeps for its gradients is made here
+    before = copied(adapter.adapted_state())
+    assert len({t.data_ptr() for t in adapter.adapted_state().values()}) == len(before)
+    adapter.adapt(batch("random", 9, 1))
+    assert adapter.rolled_back == 0
+    if name == "tent":  # Adam's first step is the learning rate
+        moved = adapter.adapted_state()["bn1.weight"] - before["bn1.weight"]
+        torch.testing.assert_close(moved.abs(), torch.full((4,), 1e-3), rtol=1e-3, atol=0)
 
 
 @every_adapter

@@ -183,6 +183,13 @@ def test_naturally_shifted_images_of_other_classes_are_a_config_error() -> None:
         Benchmark(config, DATA, other)
 
 
+def test_naturally_shifted_images_of_another_size_are_a_config_error() -> None:
+    other = Corruptible(np.zeros((5, 40, 32, 3), np.uint8), np.zeros(5, np.int64), CLASSES, 0)
+    config = RunConfig.from_flat({"task": "tgfl", "tgfl.natural-dataset": "arrays", "tgfl.natural-dir": "/x"})
+    with pytest.raises(ConfigError, match=r"'arrays': images of 40 x 32, digits has 32 x 32; name a set"):
+        Benchmark(config, DATA, other).check()
+
+
 def test_all_digits_are_shared_out() -> None:
     made = open_benchmark(RunConfig.from_flat({"task": "tgfl", "num-clients": 10}))
     parts = [made.training(client)[1] for client in NAMES]

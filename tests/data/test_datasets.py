@@ -277,6 +277,21 @@ def test_a_tree_of_images(tmp_path: Path) -> None:
         assert np.abs(image.astype(int) - colour).max() <= 2
 
 
+def test_images_of_16_bits_a_channel_are_those_of_8_and_of_32_are_refused(tmp_path: Path) -> None:
+    tree(tmp_path)
+    grey = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
+    for i, (pixels, kind) in enumerate(
+        [(grey, "png"), (grey * np.uint16(257), "png"), (grey * np.uint16(257), "tiff")]
+    ):
+        Image.fromarray(pixels).save(tmp_path / "ant" / f"grey{i}.{kind}")
+    images = open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.array([2, 3, 4])]
+    assert len(np.unique(images[0])) > 100
+    assert (images == images[0]).all()
+    Image.fromarray((grey / 255).astype(np.float32)).save(tmp_path / "ant" / "real.tiff")
+    with pytest.raises(DataError, match=r"real.tiff: 32 bits a channel, expected an image of 8 or 16 bits a channel"):
+        open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.array([5])]
+
+
 def test_a_tree_has_the_order_of_torchvisions_image_folder(tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 

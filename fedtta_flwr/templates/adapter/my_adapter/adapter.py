@@ -43,7 +43,7 @@ class MyAdapter(Adapter):
         self.biases = {name: p for name, p in self.model.named_parameters() if name.endswith("bias")}
         return dict(self.biases)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return logits [B, K] for x [B, C, H, W]; changes nothing."""
         with batch_statistics(self.model):
