@@ -1,5 +1,6 @@
 """Code of the user's own that a run config names: whether it can be imported, its source, and what it raises."""
 
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
     "model": MODELS,
     "stream": {},
 }
+#: what a process that a signal ends exits with, wherever it is
+SIGNALS = {128 + number for number in signal.valid_signals()}
 #: those whose code must be the same on every device; a stream may be a device's own
 ON_DEVICES = ("adapter", "head", "model")
 
@@ -86,8 +89,10 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
         yield
     except FedTTAError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = frames_of(name, error) if is_own(name) else []
+        if isinstance(error, SystemExit) and (not own or error.code in SIGNALS):
+            raise  # it is not the plugin that ends the process
         if not own:
             method = name.partition(":")[2] + "."
             if is_own(name) and isinstance(error, TypeError) and str(error).startswith(method):

@@ -24,9 +24,11 @@ def as_command(work: Callable[[], object]) -> None:
     except FedTTAError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as end:
+        code = 130 if isinstance(end, KeyboardInterrupt) else end.code  # typer has made one of the other
+        if code in (130, 128 + signal.SIGTERM):
+            print("interrupted", file=sys.stderr)
+        sys.exit(code)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

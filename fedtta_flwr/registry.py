@@ -331,7 +331,7 @@ def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type,
     return found(*arguments) if name in known else call(kind, name, found, *arguments)
 
 
-def frames_of(name: str, error: Exception) -> list[TracebackType]:
+def frames_of(name: str, error: BaseException) -> list[TracebackType]:
     """Return the parts of a traceback that are in the package of ``package.module:Class``, outermost first."""
     package, found, tb = name.partition(":")[0].partition(".")[0], [], error.__traceback__
     while tb is not None:
@@ -352,7 +352,7 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     try:
         return function(*arguments)
     except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
-        raise ConfigError(f"{kind} = {name!r}: {error}") from error
+        raise ConfigError(str(error) if name in str(error) else f"{kind} = {name!r}: {error}") from error
     except Exception as error:
         inside = traceback.extract_tb(error.__traceback__)[1:]
         if own := frames_of(name, error):  # their line, rather than that of ours or of torch's which it called

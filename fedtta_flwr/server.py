@@ -158,6 +158,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
                     log(WARNING, "%s", second)
             finally:
                 tracking.close(finished=False)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                log(WARNING, "interrupted; %s holds what was found; to go on, %s", path, directory.again())
             raise
 
 

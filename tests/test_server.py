@@ -162,6 +162,29 @@ class RaisingStep(Source):
     def step(self, x):
         return broken(0)
 
+class Ending(Local):
+    def collaboration_matrix(self, updates):
+        raise SystemExit(0)
+
+class EndingStep(Source):
+    def step(self, x):
+        raise SystemExit(4)
+
+class Keeping(Source):
+    def __init__(self, model, options):
+        super().__init__(model, options)
+        self.keep({"count": 3})
+
+class Selecting(Source):
+    def select(self):
+        return []
+
+class Interrupted(Local):
+    def collaboration_matrix(self, updates):
+        if updates.round == 3:
+            raise SystemExit(143)  # as the handler of SIGTERM does, wherever it finds us
+        return super().collaboration_matrix(updates)
+
 class Learned(Local):
     def collaboration_matrix(self, updates):
         return torch.softmax(torch.zeros(4, 4, requires_grad=True), dim=1)
@@ -198,6 +221,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         ("strategy Mute", r"Mute': objectives is a method; allowed: a mapping, "),
         ("strategy Unprepared", r"^Unprepared\.prepare raised ZeroDivisionError: .* \(broken_plugin\.py, line 10\)$"),
         ("adapter RaisingAdapter", r"RaisingAdapter\(ResNet, NoOptions\) raised AttributeError: .*nothing"),
+        ("adapter Keeping", r"Keeping': keep\(\) takes tensors; count is int: make it one$"),
+        ("adapter Selecting", r"^adapter 'broken_plugin:Selecting': select\(\) returned list; return a dict"),
         ("adapter Raising", r"Raising.*no subclass of fedtta_flwr\.adaptation\.base\.Adapter"),
     ],
 )
@@ -239,6 +264,7 @@ def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch:
             r"^round 1: Unasked\.personalize\(\) missing 1 .*'weights': the method takes other arguments than ",
         ),
         ("Undefined", r"^round 1: Undefined\.personalize: .*running_mean is not finite"),
+        ("Ending", r"^round 1: Ending\.collaboration_matrix raised SystemExit: 0 \(broken_plugin\.py, line \d+\)$"),
     ],
 )
 def test_a_plugin_that_makes_what_nobody_can_use_ends_the_run_with_one_line(broken, run_local, name, words) -> None:
@@ -254,6 +280,24 @@ def test_what_an_adapter_raises_is_logged_once_from_its_own_code_on(broken, run_
     logged = [line for line in warned if line.startswith("Traceback")]
     assert len(logged) == 1
     assert "in step" in logged[0].splitlines()[1]
+
+
+def test_an_adapter_that_ends_the_process_ends_no_more_than_its_visit(broken, run_local) -> None:
+    with pytest.raises(FederationError, match=r"client-00: EndingStep\.step raised SystemExit: 4 \(broken_plugin"):
+        run_local(adapter="broken_plugin:EndingStep", strategy="local", scores="")
+
+
+@pytest.mark.parametrize(("every", "then"), [(0, "run it again"), (2, "`fedtta run --resume {}`")])
+def test_a_signal_ends_a_run_whatever_it_is_at_and_says_how_to_go_on(
+    broken, apps, tmp_path, warned, every, then
+) -> None:
+    config = {"strategy": "broken_plugin:Interrupted", "checkpoint-every": every, "output-dir": str(tmp_path / "run")}
+    with pytest.raises(SystemExit) as caught:
+        LocalGrid(apps[1], RunConfig.from_flat(TINY | config).to_flat(), 2).run_server(apps[0])
+    assert caught.value.code == 143
+    assert (
+        warned[-1] == f"interrupted; {tmp_path / 'run'} holds what was found; to go on, {then.format(tmp_path / 'run')}"
+    )
 
 
 def test_a_step_that_takes_other_arguments_is_one_line(broken, run_local) -> None:

@@ -144,8 +144,15 @@ class Adapter(ABC):
         growing : bool
             Whether they take their shape from the first batch (memories of images): they begin empty, `step` resizes
             them with `reshape_in_place`, and `load_local_state` accepts any shape.
+
+        Raises
+        ------
+        ConfigError
+            If one is no tensor.
         """
         for name, t in state.items():
+            if not isinstance(t, Tensor):
+                raise ConfigError(f"keep() takes tensors; {name} is {type(t).__name__}: make it one")
             self._local[name] = t.detach() if t.requires_grad else t
             # Moments begin as zeros: one zero, expanded, is enough to remember.
             self._initial[name] = t.detach().clone() if t.any() else t.new_zeros(()).expand(t.shape)

@@ -284,6 +284,10 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         made[name] = Cell(name, labels, seed, complete)
     if not made:
         raise ConfigError(f"{spec.name}: skip leaves no cell; take something out of it")
+    try:  # also where it is not wanted now
+        RunConfig.from_flat(next(iter(made.values())).config | _flat(spec.quick.config()) | dict(overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{spec.name}, quick: {error}") from None
     return tuple(made.values())
 
 

@@ -171,7 +171,14 @@ def open_benchmark(config: RunConfig) -> Benchmark:
 def _own_stream(config: RunConfig, client: str) -> ClientStream:
     stream: ClientStream = call("stream", config.stream, resolve("stream", config.stream, {}), config, client)
     try:
+        if lacks := [part for part in ("__len__", "domains", "batch") if not hasattr(stream, part)]:
+            raise ConfigError(
+                f"stream = {config.stream!r}: returned {type(stream).__name__}, without {lacks[0]}; expected an object "
+                f"with __len__, domains and batch (fedtta_flwr.data.contracts.ClientStream)"
+            )
         length, domains = len(stream), len(stream.domains)
+    except ConfigError:
+        raise
     except Exception as error:  # it is the user's code: whatever it raises is theirs to read, in one line
         raise ConfigError(f"stream = {config.stream!r}: {in_words(error)}") from error
     if length != domains:

@@ -109,7 +109,7 @@ def read_torch(path: Path) -> object:
             f"{path}: refused, it refers to {found[1]}, expected only tensors, since other things "
             "can run code; ask for a file with the state dict alone"
             if found
-            else f"{path}: no readable file of torch.save ({_first_line(error)}); fetch it again"
+            else f"{path}: damaged, or no file of torch.save; fetch it again"
         ) from error
     return content
 
@@ -155,7 +155,3 @@ def _rename(tensors: Mapping[str, Tensor], renames: list[tuple[str, str]], sourc
 
 def _kind(value: object) -> str:
     return "an empty mapping" if value == {} else f"a {type(value).__name__}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -229,16 +229,19 @@ class RunDirectory:
             "accuracy": {score: self.board.accuracy(score) for score in SCORES if score in self.board.scores()},
         } | self._totals.summary(self._rounds * len(self._clients))
 
+    def again(self) -> str:
+        """Return what is to be done where the run has ended too early."""
+        return f"`fedtta run --resume {self.path}`" if (self.path / CHECKPOINT).exists() else "run it again"
+
     @contextmanager
     def _needed(self) -> Iterator[None]:
         """Say what is to be done where there is no going on without what is written here."""
         try:
             yield
         except OSError as error:
-            again = f"`fedtta run --resume {self.path}`" if (self.path / CHECKPOINT).exists() else "run it again"
             raise StorageError(
                 f"{self.path}: cannot be written ({error.strerror or error}), and lacks results; make room there, "
-                f"then {again}"
+                f"then {self.again()}"
             ) from None
 
     def _release(self) -> None:

@@ -29,7 +29,8 @@ class Totals:
         self._sums["bytes.up"] += round_.bytes_up
         self._sums["bytes.down"] += round_.bytes_down
         self._sums["steps"] += sum(round_.steps.values())
-        self._missing.update(round_.missing.keys())
+        if not round_.closing:  # which is no round
+            self._missing.update(round_.missing.keys())
         self._sums["rolled-back"] += sum(round_.undone.values())  # not that of `_undone`, which earlier runs lack
         self._undone.update(round_.undone)
         self._collapsed.update(round_.collapsed)

@@ -443,16 +443,17 @@ class PersonalizedStrategy(Strategy):
         read = read_replies(round_, replies, self._asked_by, limits)
         rejected = screen(read, expected) if read else {}
         round_.missing |= rejected
+        exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
         for client, reason in sorted(round_.missing.items()):
             if reason != NEVER_HERE:  # who that is has been said at the beginning
-                log(logging.WARNING, "round %d goes on without %s: %s", round_.number, client, reason)
+                log(logging.WARNING, "%s goes on without %s: %s", exchange, client, reason)
         for client in round_.forgot if round_.number > 1 else ():
-            log(logging.WARNING, "round %d: %s goes on without the state that it kept at home", round_.number, client)
+            log(logging.WARNING, "%s: %s goes on without the state that it kept at home", exchange, client)
         asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)
-            raise FederationError(f"round {round_.number}: no client could take part; {first}: {round_.missing[first]}")
+            raise FederationError(f"{exchange}: no client could take part; {first}: {round_.missing[first]}")
         return read, rejected
 
     def _tell(self, began: float) -> None:

@@ -104,6 +104,11 @@ def test_quick_without_seeds_keeps_them() -> None:
     assert {cell.seed for cell in cells(spec(quick={"batch-size": 2}), {}, quick=True)} == {0, 1}
 
 
+def test_what_quick_says_is_checked_also_where_it_is_not_wanted() -> None:
+    with pytest.raises(ConfigError, match=r"quick: .*sedes.*unknown"):
+        cells(spec(quick={"sedes": [0]}), {})
+
+
 def test_a_cell_holds_its_whole_config() -> None:
     (cell, *_) = cells(spec(), {})
     assert {"dataset", "shift-length", "fedtsa.slots"} <= set(cell.config)

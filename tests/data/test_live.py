@@ -315,6 +315,14 @@ def wrong(config: RunConfig, client: str) -> HalfLabelled:
     raise KeyError("no camera")
 
 
+def nothing(config: RunConfig, client: str) -> None:
+    """Forget to return it."""
+
+
+def batches(config: RunConfig, client: str) -> list[Any]:
+    return []
+
+
 def short(config: RunConfig, client: str) -> HalfLabelled:
     made = HalfLabelled()
     made.domains = ("dark",)
@@ -361,6 +369,8 @@ def test_an_own_stream_needs_the_operators_consent(monkeypatch: pytest.MonkeyPat
     ("overrides", "words"),
     [
         ({"stream": "{}:wrong"}, "no camera"),
+        ({"stream": "{}:nothing"}, "returned NoneType, without __len__; expected an object with __len__, domains and"),
+        ({"stream": "{}:batches"}, "returned list, without domains; expected"),
         ({"stream": "{}:short"}, "3 slots but 1 domains"),
         ({"stream": "{}:absent"}, "cannot be imported"),
         ({"stream": "{}:half_labelled", "classes": 0}, "set classes"),

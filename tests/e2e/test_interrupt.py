@@ -10,6 +10,7 @@ import pytest
 
 from fedtta_flwr.processes import of_home
 
+CHECKPOINTS = "num-clients=4 spatial-heterogeneity=0.5 checkpoint-every=1"
 LONG = "num-clients=2 spatial-heterogeneity=1 slots-per-corruption=700 batch-size=1 scores='post'"
 
 
@@ -17,7 +18,7 @@ LONG = "num-clients=2 spatial-heterogeneity=1 slots-per-corruption=700 batch-siz
 def test_an_interrupted_run_leaves_a_valid_directory_that_says_so(environment, tmp_path, number, status):
     output = tmp_path / "run"
     process = subprocess.Popen(
-        ["fedtta", "run", "--output", str(output), "--run-config", "num-clients=4 spatial-heterogeneity=0.5"],
+        ["fedtta", "run", "--output", str(output), "--run-config", CHECKPOINTS],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -34,6 +35,8 @@ def test_an_interrupted_run_leaves_a_valid_directory_that_says_so(environment, t
 
     assert process.returncode == status
     assert "Traceback" not in errors
+    assert errors.endswith("interrupted\n")
+    assert f"to go on, `fedtta run --resume {output}`\n" in errors
     summary = json.loads((output / "summary.json").read_text())
     rounds = [json.loads(line) for line in (output / "rounds.jsonl").open()]
     assert summary["finished"] is False
