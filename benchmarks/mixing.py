@@ -4,10 +4,10 @@
 
 A case is N clients with the state layout of a model (all its floating-point tensors, 32 bit). Measured in one process,
 one thread, in turn, medians: `W @ theta` with theta one [N, P] matrix, in torch and in numpy; `mix_`, which a run uses,
-and its multiple of both; and the path around it: stacking the replies, mixing, a view a client and tensor, and
-writing the messages of two nodes. Peaks are of resident memory, as multiples of the stacked states: of `mix_` with the
-states that it is given; of the path beyond the replies, so that it includes the stacked states. (Where a case is small,
-memory that the process has in reserve hides its peak.)
+and its multiple of both; `mix_` with one mixture for all, as FedAvg has it; and the path around it: stacking the
+replies, mixing, a view a client and tensor, and writing the messages of two nodes. Peaks are of resident memory, as
+multiples of the stacked states: of `mix_` with the states that it is given; of the path beyond the replies, so that it
+includes the stacked states. (Where a case is small, memory that the process has in reserve hides its peak.)
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 CASES = "20:resnet20,100:resnet20,1000:resnet20,20:wrn-28-10"
-COLUMNS = ("MB", "torch s", "numpy s", "mix_ s", "x torch", "x numpy", "peak", "path s", "path peak")
+COLUMNS = ("MB", "torch s", "numpy s", "mix_ s", "x torch", "x numpy", "one s", "peak", "path s", "path peak")
 
 
 def measure(clients: int, model: str, repeats: int) -> list[float]:
@@ -53,6 +53,7 @@ def measure(clients: int, model: str, repeats: int) -> list[float]:
         "torch": lambda: w @ theta,
         "numpy": lambda: w.numpy() @ theta.numpy(),
         "mix_": lambda: mix_(weights, dict(state)),
+        "one": lambda: mix_(weights[:1].expand_as(weights), dict(state)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     runs["torch"]()  # the first product of a process sets much up
@@ -66,9 +67,10 @@ def measure(clients: int, model: str, repeats: int) -> list[float]:
     peak = theta.nbytes + peak_bytes(lambda: mix_(weights, stacked))
     return [
         theta.nbytes / 1e6,
-        *median.values(),
+        *(median[name] for name in ("torch", "numpy", "mix_")),
         median["mix_"] / median["torch"],
         median["mix_"] / median["numpy"],
+        median["one"],
         peak / theta.nbytes,
         path_seconds,
         path_peak / theta.nbytes,

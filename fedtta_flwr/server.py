@@ -141,6 +141,7 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
             check_same(resumed, config)
         begin, strategy.roster = check_inputs(config)
         _begin(strategy, begin)
+        del begin  # with the images and the network of two heads
         directory = RunDirectory(path, resume=resumed is not None)
         strategy.checkpoints = Checkpoints(path, config.checkpoint_every, directory, resume=resumed is not None)
         tracking = Tracking(directory, make_trackers(config, path))
