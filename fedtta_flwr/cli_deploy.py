@@ -221,7 +221,7 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
     for name in (CA, CERTIFICATE, KEY):
         if not os.access(folder / name, os.R_OK):
             raise ConfigError(f"--certificates {folder}: {name} is absent or cannot be read; docker/keys.sh makes it")
-    check_certificate(folder / CERTIFICATE, folder / KEY)
+    check_certificate(folder / CERTIFICATE, folder / KEY, folder / CA)
     return folder
 
 

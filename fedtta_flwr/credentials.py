@@ -1,5 +1,6 @@
 """The two files that a device has: the CA's certificate, and its own private key."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING
 from fedtta_flwr.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
@@ -83,8 +86,8 @@ def load_public_key(path: Path) -> bytes:
     return public_key_to_bytes(key)
 
 
-def check_certificate(certificate: Path, key: Path) -> None:
-    """Find out whether a server's certificate and private key belong together, and are valid now.
+def check_certificate(certificate: Path, key: Path, ca: Path) -> None:
+    """Find out whether a server's certificate and private key belong together, are valid now, and follow from its CA.
 
     Raises
     ------
@@ -96,14 +99,36 @@ def check_certificate(certificate: Path, key: Path) -> None:
     from cryptography import x509
 
     again = "make a new one (docker/keys.sh server)"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        context.load_cert_chain(certificate, key, password="")
         read = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise ConfigError(f"{certificate}: cannot be used with {key.name} ({why}); {again}") from None
     if fault := not_valid_now(read):
         raise ConfigError(f"{certificate}: {fault}, or {again}")
+    try:
+        _shake_hands(context, ca)
+    except OSError as error:
+        why = getattr(error, "verify_message", None) or getattr(error, "reason", None) or error
+        raise ConfigError(
+            f"{certificate}: cannot be verified by {ca.name} ({why}), so nobody could connect; put the ca.crt there "
+            f"that signed it, or {again}"
+        ) from None
+
+
+def _shake_hands(server: "ssl.SSLContext", ca: Path) -> None:
+    """Do in memory what will be done with each client; who judges is TLS itself: of chains, and of several CAs."""
+    import ssl
+
+    client = ssl.create_default_context(cafile=ca)
+    client.check_hostname = False  # by which names it will be reached is not known here
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking, answering = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for end in (asking, answering, asking):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def not_valid_now(certificate: "x509.Certificate") -> str:

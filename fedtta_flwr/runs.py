@@ -52,8 +52,9 @@ def await_start(client: "ControlHttpClient", run_id: int) -> None:
     while find_run(client, run_id).status == "pending":
         if time.monotonic() > deadline:
             raise FederationError(
-                f"run {run_id} has been pending for {START_SECONDS:g} s, nothing starts its ServerApp: with "
-                f"--isolation process a flower-superexec must be connected to the SuperLink"
+                f"run {run_id} has been pending for {START_SECONDS:g} s, nothing starts its ServerApp: the server's "
+                f"flower-superexec may have ended, see the log of `fedtta serve`; with --isolation process one must "
+                f"be connected to the SuperLink"
             )
         time.sleep(0.2)
 

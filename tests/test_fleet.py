@@ -30,6 +30,7 @@ from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered, reach
 
 ROOT = Path(__file__).parents[1]
+Signed = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,8 @@ def test_a_device_without_tls_does_not_wait_for_a_server_with_it(keys: Path) -> 
 
 def test_a_servers_own_certificate(keys: Path, tmp_path: Path) -> None:
     folder = keys / "k"
-    check_certificate(folder / "server.crt", folder / "server.key")
+    ca = folder / "ca.crt"
+    check_certificate(folder / "server.crt", folder / "server.key", ca)
     (tmp_path / "server.key").write_text("no key")
     (tmp_path / "other").mkdir()
     other = dated(keys, tmp_path / "other", timedelta(days=-2), timedelta(days=2))
@@ -230,12 +232,69 @@ def test_a_servers_own_certificate(keys: Path, tmp_path: Path) -> None:
         (tmp_path / "server.key", folder / "server.key"),
     ):
         with pytest.raises(ConfigError, match=r"cannot be used with server.key \(.*make a new one") as caught:
-            check_certificate(certificate, key)
+            check_certificate(certificate, key, ca)
         assert "\n" not in str(caught.value)
     (tmp_path / "old").mkdir()
     old = dated(keys, tmp_path / "old", timedelta(days=-2), timedelta(days=-1))
     with pytest.raises(ConfigError, match=r"server.crt: valid from .* to .*, this clock says"):
-        check_certificate(old / "server.crt", old / "server.key")
+        check_certificate(old / "server.crt", old / "server.key", ca)
+
+
+def issue(name: str, issuer: Signed | None = None, days: int = 2, *, is_ca: bool) -> Signed:
+    """A certificate that another has signed, or it itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    above, signing = (subject, key) if issuer is None else (issuer[0].subject, issuer[1])
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder(above, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=3))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    )
+    if is_ca:
+        # the sixth says that it may sign certificates
+        builder = builder.add_extension(x509.KeyUsage(*(i == 5 for i in range(9))), critical=True)
+    return builder.sign(signing, hashes.SHA256()), key
+
+
+def written(path: Path, *certificates: Signed) -> Path:
+    path.write_bytes(b"".join(certificate.public_bytes(Encoding.PEM) for certificate, _ in certificates))
+    return path
+
+
+def test_a_servers_certificate_must_follow_from_its_ca(keys: Path, tmp_path: Path) -> None:
+    folder, key = keys / "k", tmp_path / "server.key"
+    renewed = tmp_path / "ca.crt"  # the CA's new certificate before the old one, as a renewal asks of devices
+    renewed.write_bytes((keys / "other" / "ca.crt").read_bytes() + (folder / "ca.crt").read_bytes())
+    check_certificate(folder / "server.crt", folder / "server.key", renewed)
+
+    root, old, lone = issue("root", is_ca=True), issue("old", days=-1, is_ca=True), issue("lone", is_ca=False)
+    between = issue("between", root, is_ca=True)
+    leaf, late = issue("leaf", between, is_ca=False), issue("late", old, is_ca=False)
+
+    def check(chain: tuple[Signed, ...], authority: Path) -> None:
+        key.write_bytes(chain[0][1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        check_certificate(written(tmp_path / "server.crt", *chain), key, authority)
+
+    check((leaf, between), written(tmp_path / "root.crt", root))
+    check((leaf,), written(tmp_path / "both.crt", root, between))
+    check((lone,), written(tmp_path / "lone.crt", lone))
+    for chain, authority, why in (
+        ((leaf,), tmp_path / "root.crt", "unable to get local issuer certificate"),
+        ((leaf, between), keys / "other" / "ca.crt", "unable to get"),
+        ((lone,), tmp_path / "root.crt", "self.signed certificate"),
+        ((late,), written(tmp_path / "old.crt", old), "certificate has expired"),
+        ((leaf, between), folder / "ca.key", "NO_CERTIFICATE_OR_CRL_FOUND"),
+    ):
+        with pytest.raises(ConfigError, match=rf"cannot be verified by {authority.name} \({why}.*the ca.crt") as caught:
+            check(chain, authority)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"server.crt: cannot be verified by ca.crt \("):
+        check_certificate(folder / "server.crt", folder / "server.key", keys / "other" / "ca.crt")
 
 
 def test_nobody_there(keys: Path) -> None:
