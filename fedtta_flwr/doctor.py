@@ -195,6 +195,7 @@ def _contact(server: Address, ca: Path | None, key: Path | None) -> Iterator[Fin
         elif is_registered(server, ca, private_key):
             yield Finding("ok", "the server knows this key")
         else:
-            yield Finding("FAIL", f"the server does not know this key: fedtta register {key.name}.pub there")
+            register = f"fedtta register {key.name}.pub --name CLIENT --ca ca.crt"
+            yield Finding("FAIL", f"the server does not know this key: {register} on the server")
     except FedTTAError as error:
         yield Finding("FAIL", str(error))

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from fedtta_flwr.deploy import Address, supernode_command
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered
 from fedtta_flwr.launch import check_free, free_port
-from fedtta_flwr.processes import end_with_parent, stop
+from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.registry import PLUGIN_VARIABLE
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 STOP_SECONDS = 20.0
+MARK = "FEDTTA_JOIN"  # in the environment of what one `fedtta join` starts, and of nothing else
 
 
 def join(
@@ -57,8 +59,9 @@ def join(
     """
     if runtime_port:
         check_free("--runtime-port", Address("127.0.0.1", runtime_port))
-    private_key = None if key is None else load_key(key)
-    env = environment(home)
+    if key is not None:
+        load_key(key)  # one that cannot be used is said before a server is waited for
+    env = environment(home) | {MARK: uuid.uuid4().hex}
     if package := node_config.get("stream", "").partition(":")[0].partition(".")[0]:
         # Who names a function on this device's own command line allows its import.
         env[PLUGIN_VARIABLE] = ",".join(filter(None, [env.get(PLUGIN_VARIABLE), package]))
@@ -66,21 +69,12 @@ def join(
     while True:
         began = time.monotonic()
         try:
-            if ca is None:
-                check_plain(server)
-            else:
-                check_tls(server, ca)
+            _check(server, ca, key)
             port = runtime_port or free_port()
             status = _run(
                 supernode_command(server=server, ca=ca, key=key, node_config=node_config, runtime_port=port), env
             )
-            if ca is not None and key is not None and private_key is not None:
-                check_tls(server, ca)
-                if not is_registered(server, ca, private_key):
-                    raise FederationError(
-                        f"{server} does not know this device's key: register its public half on the server (fedtta "
-                        f"register {key.name}.pub); a key that was revoked must be replaced by a new one"
-                    )
+            _check(server, ca, key)
             reason = (
                 f"flower-supernode ended with status {status}; if it failed to activate, the server still counts "
                 f"this device as online: for up to a minute after a kill, or because another process uses its key"
@@ -95,6 +89,19 @@ def join(
         wait = min(2 * wait, LONGEST_WAIT)
 
 
+def _check(server: Address, ca: Path | None, key: Path | None) -> None:
+    """Find out whether a server is the right one and knows this device: Flower says less, and in many lines."""
+    if ca is None or key is None:
+        check_plain(server)
+        return
+    check_tls(server, ca)
+    if not is_registered(server, ca, load_key(key)):
+        raise FederationError(
+            f"{server} does not know this device's key: register its public half on the server (fedtta register "
+            f"{key.name}.pub --name CLIENT --ca ca.crt); a key that was revoked must be replaced by a new one"
+        )
+
+
 def _run(command: list[str], env: Mapping[str, str]) -> int:
     """Run a SuperNode to its end; whatever ends us ends it, gently, so that its server knows at once."""
     # A killed parent cannot tell its SuperNode, which would stay online and keep its successor out.
@@ -103,3 +110,4 @@ def _run(command: list[str], env: Mapping[str, str]) -> int:
         return process.wait()
     finally:
         stop([process], STOP_SECONDS)
+        await_end(MARK, env[MARK], STOP_SECONDS)  # what it started ends after it, and with words of its own

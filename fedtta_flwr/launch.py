@@ -177,7 +177,7 @@ def _superlink(root: Path, home: Path) -> Iterator[tuple[dict[str, str], str]]:
             # What it started is in sessions of its own. There everyone ends with its parent: SuperExec, with it the
             # simulation (`client_app.py` sees to that), and with this Ray, which takes some seconds.
             stop([process], STOP_SECONDS)
-            await_end(home, STOP_SECONDS)
+            await_end("FLWR_HOME", home, STOP_SECONDS)
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

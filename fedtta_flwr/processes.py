@@ -49,9 +49,9 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait()
 
 
-def of_home(home: Path) -> list[int]:
-    """Return the processes that Flower started, at whatever remove, with this home. Linux only."""
-    mark, found = os.fsencode(f"FLWR_HOME={home}"), []
+def marked(variable: str, value: object) -> list[int]:
+    """Return the processes that were started, at whatever remove, with this in their environment. Linux only."""
+    mark, found = os.fsencode(f"{variable}={value}"), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended, or is another user's
             if mark in entry.read_bytes().split(b"\0"):
@@ -59,10 +59,10 @@ def of_home(home: Path) -> list[int]:
     return found
 
 
-def await_end(home: Path, seconds: float) -> None:
-    """Wait until a home has no processes; who still runs after so many seconds is killed."""
+def await_end(variable: str, value: object, seconds: float) -> None:
+    """Wait until no process has this in its environment; who still runs after so many seconds is killed."""
     deadline = time.monotonic() + seconds
-    while (left := of_home(home)) and time.monotonic() < deadline:
+    while (left := marked(variable, value)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for process in left:
         with suppress(ProcessLookupError):

@@ -1,5 +1,6 @@
 """What a device finds out about its server, on real sockets with real certificates; tests/e2e asks a real SuperLink."""
 
+import os
 import socket
 import ssl
 import subprocess
@@ -345,11 +346,23 @@ def test_a_key_that_is_not_registered_is_named_as_the_server_has_it(
     key = ec.generate_private_key(ec.SECP256R1())
     (tmp_path / "cam-12").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     monkeypatch.setattr(joining, "check_tls", lambda *_: None)
-    monkeypatch.setattr(joining, "_run", lambda *_: 1)
+    monkeypatch.setattr(joining, "_run", lambda *_: pytest.fail("a SuperNode was started"))
     monkeypatch.setattr(joining, "is_registered", lambda *_: False)
     with pytest.raises(FederationError, match="does not know this device's key: ") as caught:
         joining.join(
             Address("fed", 9092), ca=keys / "k" / "ca.crt", key=tmp_path / "cam-12", node_config={}, home=tmp_path
         )
-    assert "public half on the server (fedtta register cam-12.pub)" in str(caught.value)
+    assert "public half on the server (fedtta register cam-12.pub --name CLIENT --ca ca.crt)" in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_what_a_supernode_started_says_its_last_word_before_we_do(capfd: pytest.CaptureFixture[str]) -> None:
+    env = dict(os.environ) | {joining.MARK: "this one"}
+    other = subprocess.Popen(["sleep", "60"], env=env | {joining.MARK: "another"})
+    try:
+        assert joining._run(["sh", "-c", "(sleep 1; echo the last word) & exit 3"], env) == 3
+        assert capfd.readouterr().out == "the last word\n"
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtta_flwr.processes import await_end, of_home
+from fedtta_flwr.processes import await_end, marked
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,9 +72,9 @@ def flower(tmp_path: Path, environment: dict[str, str]) -> Iterator[dict[str, st
         port = str(probe.getsockname()[1])
     home = tmp_path / "flwr"
     yield environment | {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
-    for process in of_home(home):
+    for process in marked("FLWR_HOME", home):
         os.kill(process, signal.SIGTERM)
-    await_end(home, 20)
+    await_end("FLWR_HOME", home, 20)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedtta_flwr.processes import of_home
+from fedtta_flwr.processes import marked
 
 CHECKPOINTS = "num-clients=4 spatial-heterogeneity=0.5 checkpoint-every=1"
 LONG = "num-clients=2 spatial-heterogeneity=1 slots-per-corruption=700 batch-size=1 scores='post'"
@@ -63,17 +63,17 @@ def test_of_an_interrupted_simulation_nothing_goes_on(environment, tmp_path, num
     while not (output / "rounds.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     (home,) = temporary.glob("fedtta-*")
-    assert len(of_home(home)) > 4  # SuperLink, SuperExec, simulation, and those of Ray
+    assert len(marked("FLWR_HOME", home)) > 4  # SuperLink, SuperExec, simulation, and those of Ray
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     if number == signal.SIGKILL:
         deadline = time.monotonic() + 120  # Ray's agents may take a minute to see that theirs has gone
-        while of_home(home) and time.monotonic() < deadline:
+        while marked("FLWR_HOME", home) and time.monotonic() < deadline:
             time.sleep(0.1)
 
     assert process.returncode == status
     assert "Traceback" not in (errors or "")
-    assert of_home(home) == []
+    assert marked("FLWR_HOME", home) == []
     assert home.exists() == (number == signal.SIGKILL)
     assert json.loads((output / "summary.json").read_text())["finished"] is False
     assert [json.loads(line)["round"] for line in (output / "rounds.jsonl").open()][:2] == [1, 2]
