@@ -57,11 +57,12 @@ def serve(
     address = parse_address("--control", control, CONTROL_PORT)
     check_control(address, without_login=control_without_login)
     home = _home(state_dir_, "server")
-    from fedtta_flwr.launch import check_free
+    from fedtta_flwr.launch import check_apart, check_free
 
     fleet = Address(host.strip("[]"), fleet_port)
     check_free("--fleet-port or --host", fleet)
     check_free("--control", address)
+    check_apart(fleet, address)
     _hold(home)
     command = superlink_command(
         fleet=fleet,

@@ -217,8 +217,24 @@ def check_free(option: str, address: Address) -> None:
             probe.bind(place)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        fault = f"port {address.port} is in use" if taken else f"it cannot be listened on ({error.strerror})"
+        in_use = f"port {address.port} is in use (by a server that is still ending? then wait)"
+        fault = in_use if taken else f"it cannot be listened on ({error.strerror})"
         raise ConfigError(f"{address}: {fault}; give another with {option}") from None
+
+
+def check_apart(fleet: Address, control: Address) -> None:
+    """Refuse a server's two addresses where one would keep it from listening on the other.
+
+    Raises
+    ------
+    ConfigError
+        They have one port, and not each an address of its own.
+    """
+    if fleet.port != control.port:
+        return
+    mine, theirs = ({place[0] for *_, place in socket.getaddrinfo(*both)} for both in (control, fleet))
+    if mine & theirs or (mine | theirs) & {"0.0.0.0", "::"}:
+        raise ConfigError(f"--control {control}: devices are awaited there, too ({fleet}); give another --fleet-port")
 
 
 def _load(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from fedtta_flwr import cli, deploy, runs
 from fedtta_flwr.control import connect, control_api, environment, one_line
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.launch import check_free, free_port
+from fedtta_flwr.launch import check_apart, check_free, free_port
 
 FLEET, CONTROL = Address("0.0.0.0", 9092), Address("127.0.0.1", 8000)
 
@@ -256,6 +256,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["serve", "--certificates", "EMPTY", "--insecure"], ["--insecure", "--certificates"]),
         (["serve", "--insecure", "--control", "0.0.0.0:8000"], ["0.0.0.0:8000", "no login", "--control-without-login"]),
         (["serve", "--insecure", "--control", "10.1.2.3"], ["10.1.2.3:8000", "no login"]),
+        (["serve", "--insecure", "--control", "127.0.0.1:FREE", "--fleet-port", "FREE"], ["FREE", "--fleet-port"]),
         (["serve", "--insecure", "--isolation", "chroot"], ["chroot", "subprocess, process"]),
         (["join", "fed", "--client", "a"], ["--ca", "--key", "--insecure"]),
         (["join", "fed", "--client", "a", "--ca", "EMPTY/ca.crt"], ["--key"]),
@@ -290,8 +291,10 @@ def test_what_cannot_be_is_one_line_and_starts_nothing(
     arguments: list[str],
     words: list[str],
 ) -> None:
+    port = str(free_port())
+
     def place(text: str) -> str:
-        return text.replace("EMPTY", str(tmp_path))
+        return text.replace("EMPTY", str(tmp_path)).replace("FREE", port)
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("os.execvpe", lambda *_: pytest.fail("something was started"))
@@ -343,7 +346,28 @@ def test_a_port_in_use_is_said_before_anything_starts(
                 cli.main()
             assert exit_.value.code == 2
             (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-            assert error.startswith(f"error: {host}:{taken}: port {taken} is in use; give another with {option}")
+            assert error.startswith(f"error: {host}:{taken}: port {taken} is in use (")
+            assert "still ending" in error
+            assert f"; give another with {option}" in error
+
+
+@pytest.mark.parametrize(
+    ("fleet", "control", "collide"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("::", "127.0.0.1", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.2", "0.0.0.0", True),
+        ("127.0.0.2", "127.0.0.1", False),
+    ],
+)
+def test_the_two_doors_do_not_share_a_port(fleet: str, control: str, collide: bool) -> None:
+    check_apart(Address(fleet, 9092), Address(control, 8000))
+    if not collide:
+        check_apart(Address(fleet, 9092), Address(control, 9092))
+        return
+    with pytest.raises(ConfigError, match=r"^--control .*:9092: devices are awaited there, too \(.*--fleet-port$"):
+        check_apart(Address(fleet, 9092), Address(control, 9092))
 
 
 def test_a_server_can_follow_one_that_has_just_ended() -> None:
