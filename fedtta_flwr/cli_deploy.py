@@ -100,10 +100,15 @@ def register(
 @app.command()
 def nodes(control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False) -> None:
     """Show which devices may join, and which have."""
+    from fedtta_flwr.control import words
     from fedtta_flwr.nodes import list_nodes
 
-    for node in list_nodes(*control_address(control, ca, insecure)):
-        typer.echo(f"{node.name or '-':<20} {node.status:<10} {node.since:<25} {node.node_id}")
+    where = control_address(control, ca, insecure)
+    found = list_nodes(*where)
+    if not found:
+        _say(f"no devices registered; fedtta register KEY.pub --name NAME {words(*where)}")
+    for node in found:
+        typer.echo(f"{node.name or '-':<20} {node.status:<12} {node.since:<25} {node.node_id}")
 
 
 @app.command()

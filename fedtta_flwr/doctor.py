@@ -1,6 +1,7 @@
 """Why a device cannot join: one finding a line, and what to do about it."""
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -161,7 +162,9 @@ def _private(key: Path) -> Iterator[Finding]:
         return
     mode = key.stat().st_mode & 0o777
     if mode & 0o077:
-        yield Finding("warn", f"key {key}: EC, {curve}, but others may read it (mode {mode:o}): chmod 600 {key}")
+        yield Finding(
+            "warn", f"key {key}: EC, {curve}, but others may read it (mode {mode:o}): chmod 600 {shlex.quote(str(key))}"
+        )
     else:
         yield Finding("ok", f"key {key}: EC, {curve}, private")
 

@@ -41,7 +41,9 @@ def register(control: str, ca: Path | None, public_key: Path, name: str) -> int:
     FederationError
         The server cannot be reached, or does not take the key.
     """
+    import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.error import ApiErrorCode, FlowerError
 
     key, clients = load_public_key(public_key), set(name.split(","))
     for node in list_nodes(control, ca):
@@ -50,7 +52,16 @@ def register(control: str, ca: Path | None, public_key: Path, name: str) -> int:
                 f"--name {name!r}: node {node.node_id} has {min(taken)} already; revoke that one, or take another name"
             )
     with control_api(control, ca) as client:
-        return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        try:
+            return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        except httpx.HTTPStatusError as error:
+            refusal = FlowerError.from_json(error.response.text)
+            if refusal is None or refusal.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                raise
+    raise FederationError(
+        f"{public_key}: the server has this key already, or had it and revoked it; make a new pair (docker/keys.sh "
+        f"client)"
+    )
 
 
 def revoke(control: str, ca: Path | None, name: str) -> list[int]:

@@ -68,13 +68,15 @@ def test_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_keys_and_certificates(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "a b"
+    tmp_path.mkdir()
     for arguments in (["server", "k", "fed"], ["client", "k", "cam"]):
         subprocess.run([ROOT / "docker" / "keys.sh", *arguments], cwd=tmp_path, check=True, capture_output=True)
     ca, key = tmp_path / "k" / "ca.crt", tmp_path / "k" / "clients" / "cam"
     assert levels("CA", "valid until", state=tmp_path, ca=ca) == ["ok"]
     assert levels("key", "secp384r1, private", state=tmp_path, key=key) == ["ok"]
     key.chmod(0o640)
-    assert levels("others may read it", "chmod 600", state=tmp_path, key=key) == ["warn"]
+    assert levels("others may read it", f"chmod 600 '{key}'", state=tmp_path, key=key) == ["warn"]
     assert levels("no private key", state=tmp_path, key=ca) == ["FAIL"]
     assert levels("no PEM certificate", state=tmp_path, ca=key) == ["FAIL"]
 

@@ -406,6 +406,13 @@ def server(tmp_path: Path, environment: dict[str, str]) -> Iterator[Fleet]:
         made.end()
 
 
+def test_a_server_without_devices_says_so(server: Fleet) -> None:
+    where = ["--control", f"127.0.0.1:{server.ports['control']}", "--insecure"]
+    done = subprocess.run(["fedtta", "nodes", *where], env=server.env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"no devices registered; fedtta register KEY.pub --name NAME {shlex.join(where)}\n"
+
+
 def test_whoever_watches_a_run_may_be_cut_off_for_a_while(server: Fleet) -> None:
     relay = Relay(server.ports["control"])
     server.run("--control", f"127.0.0.1:{relay.port}", "--run-config", "join-timeout=30")
