@@ -7,6 +7,7 @@ every device. Hence the two are never opened on the same address unless asked fo
 
 import ipaddress
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +113,8 @@ def superlink_command(
     superexec_secret : Path, optional
         With ``process``: the file with the secret that such a process must know.
     """
-    command = ["flower-superlink", "--fleet-api-type", "grpc-rere", "--fleet-api-address", str(fleet)]
+    command = [sys.executable, "-P", "-m", "fedtta_flwr.superlink"]
+    command += ["--fleet-api-type", "grpc-rere", "--fleet-api-address", str(fleet)]
     command += ["--host", control.host, "--port", str(control.port), "--isolation", isolation]
     command += ["--database", str(database), "--disable-runtime-dependency-installation"]
     if superexec_secret is not None:

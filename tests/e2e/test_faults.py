@@ -432,6 +432,19 @@ def test_whoever_watches_a_run_may_be_cut_off_for_a_while(server: Fleet) -> None
     assert lines[-1].startswith(f"error: {before[0]} ended as finished:failed")
 
 
+def test_a_server_that_is_told_to_end_does_not_wait_for_whoever_watches(server: Fleet) -> None:
+    server.run("--run-config", "join-timeout=600")
+    until(lambda: "flwr-serverapp" in server.log("run"), "the run does not begin: " + server.log("run"))
+    ended = server.processes.pop("server")
+    ended.terminate()
+    assert ended.wait(timeout=30) == -signal.SIGTERM
+    server.serve()
+    assert server.ended() == 2
+    assert "the SuperLink is out of reach (" in server.log("run")
+    (run, *_, last) = server.log("run").splitlines()
+    assert last.startswith(f"error: {run} ended as finished:failed")
+
+
 def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) -> None:
     runs = ["fedtta", "runs", "--insecure", "--control", f"127.0.0.1:{server.ports['control']}"]
     assert subprocess.check_output(runs, env=server.env, text=True).endswith("no runs so far\n")
