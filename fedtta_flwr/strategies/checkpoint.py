@@ -76,14 +76,15 @@ class Checkpoints:
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
         tensors |= {f"memory/{name}": t for name, t in strategy.remembered().items()}
-        first, same = dict[int, str](), dict[str, str]()  # what clients share is written once
+        first, same = dict[object, str](), dict[str, str]()  # what clients share is written once
         for i, client in enumerate(clients):
             for name, t in strategy.personal[client].items():
                 key = f"personal/{i}/{name}"
-                if first.setdefault(id(t), key) == key:
+                written = first.setdefault((t.data_ptr(), t.shape, t.dtype), key)
+                if written == key:
                     tensors[key] = t
                 else:
-                    same[key] = first[id(t)]
+                    same[key] = written
         head = {"round": round_, "run": strategy.run, "code": code_fingerprint(), "clients": clients, "keeper": about}
         head["same"] = same
         write_tensors(self.path, tensors, head)

@@ -15,7 +15,7 @@ from fedtta_flwr.files import read_tensors, write_tensors
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.server import federation
-from fedtta_flwr.strategies.checkpoint import FILE
+from fedtta_flwr.strategies.checkpoint import FILE, personal
 from fedtta_flwr.strategies.rounds import Round
 from tests.conftest import TINY
 
@@ -204,10 +204,18 @@ def test_a_damaged_checkpoint_is_one_line(start: Callable[..., Path], keep: int)
     assert "\n" not in str(caught.value)
 
 
+def test_one_mixture_for_all_is_written_once(start: Callable[..., Path]) -> None:
+    tensors, about = read_tensors(start("whole", strategy="fedavg") / FILE)
+    states = personal(tensors, about)
+    assert len([key for key in tensors if key.startswith("personal/")]) == len(states["client-00"]) > 0
+    assert list(states) == CLIENTS
+    assert all(t is states["client-00"][name] for name, t in states["client-03"].items())
+
+
 def test_a_checkpoint_holds_no_weights_that_do_not_travel(start: Callable[..., Path]) -> None:
     tensors, about = read_tensors(start("whole") / FILE)
-    personal = {key.split("/", 2)[2] for key in tensors if key.startswith("personal/")}
-    assert personal
-    assert all(name.endswith(("running_mean", "running_var")) for name in personal)
+    names = {key.split("/", 2)[2] for key in tensors if key.startswith("personal/")}
+    assert names
+    assert all(name.endswith(("running_mean", "running_var")) for name in names)
     assert about["clients"] == CLIENTS
     assert about["round"] == 4
