@@ -686,6 +686,7 @@ def test_streams_without_a_single_slot_are_refused(
         "class Nothing:\n"
         "    domains = ()\n"
         "    def __len__(self): return 0\n"
+        "    def batch(self, slot): raise IndexError(slot)\n"
         "def stream(config, client): return Nothing()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
