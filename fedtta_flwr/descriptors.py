@@ -107,8 +107,8 @@ def bn_statistics(model: nn.Module, x: Tensor) -> Tensor:
         )
     if more := more_than_batch_norm(batch_norms(model)):
         raise ConfigError(
-            f"descriptor 'bn-statistics': {more}, and what it does beside would be left out; choose another strategy, "
-            f"or a network whose BatchNorm layers are torch's"
+            f"descriptor 'bn-statistics': {more}; choose another strategy, or a network whose BatchNorm layers are "
+            f"torch's"
         )
 
     def normalise(name: str, layer: BatchNorm, h: Tensor) -> Tensor:

@@ -104,17 +104,18 @@ def require_plain_batch_norms(model: nn.Module, adapter: str) -> dict[str, Batch
     found = require_batch_norms(model, adapter)
     if more := more_than_batch_norm(found):
         raise ConfigError(
-            f"adapter = {adapter!r}: {more}, and what it does beside would be left out; choose another adapter, or a "
-            f"network whose BatchNorm layers are torch's"
+            f"adapter = {adapter!r}: {more}; choose another adapter, or a network whose BatchNorm layers are torch's"
         )
     return found
 
 
 def more_than_batch_norm(layers: Mapping[str, BatchNorm]) -> str | None:
-    """Return the first layer whose forward function is not torch's, in words: it may have an activation in it."""
+    """Return what is lost of the first layer whose forward function is not torch's: it may have an activation in it."""
     plain = (BatchNorm.forward, nn.SyncBatchNorm.forward)
-    unlike = (f"{name} is a {type(n).__name__}" for name, n in layers.items() if type(n).forward not in plain)
-    return next(unlike, None)
+    for name, layer in layers.items():
+        if type(layer).forward not in plain:
+            return f"{name} is a {type(layer).__name__}, and what it does beside would be left out"
+    return None
 
 
 class _Normalisation(torch.autograd.Function):
