@@ -43,7 +43,7 @@ class Timeline:
         if round_.closing:
             return
         domain = self._domain[round_.number] = np.full(len(self._column), -1, dtype=np.int16)
-        for client, domains in round_.domains.items():
+        for client, domains in sorted(round_.domains.items()):  # in the same order whoever replied first
             if domains:
                 most = max(sorted(domains), key=lambda name, client=client: samples.get((client, name), 0))  # type: ignore[misc]
                 domain[self._column[client]] = self._index(most)

@@ -38,6 +38,17 @@ def second() -> Round:
     )
 
 
+def test_who_replies_first_changes_nothing(tmp_path: Path) -> None:
+    there, back = first(), first()
+    back.domains = dict(reversed(back.domains.items()))
+    for name, round_ in (("there", there), ("back", back)):
+        timeline = Timeline(CLIENTS)
+        timeline.add(round_)
+        (tmp_path / name).mkdir()
+        timeline.write(tmp_path / name)
+    assert (tmp_path / "there" / FILE).read_bytes() == (tmp_path / "back" / FILE).read_bytes()
+
+
 def closing() -> Round:
     return Round(3, closing=True, counts=[counts(2, "a", "post", 6, 5, "snow")])
 
