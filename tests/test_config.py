@@ -444,8 +444,8 @@ def test_less_than_one_group_is_refused() -> None:
 @pytest.mark.parametrize(
     ("flat", "words"),
     [
-        ({"mixed-domains": True, "corruptions": "fog"}, ["mixed-domains = true", "two or more"]),
-        ({"mixed-domains": True, "batch-size": 5}, ["mixed-domains = true", "batch of 5"]),
+        ({"mixed-domains": True, "corruptions": "fog"}, ["mixed-domains = true", "two corruptions or more"]),
+        ({"mixed-domains": True, "batch-size": 5}, ["mixed-domains = true", "batch-size is 5"]),
         ({"mixed-domains": True, "severity-schedule": "gradual"}, ["severity-schedule = 'gradual'", "'constant'"]),
         ({"mixed-domains": True, "group-orders": "20:+1"}, ["group-orders = '20:+1'", "mixed-domains"]),
         ({"severity-schedule": "gradual", "corruptions": "none"}, ["severity-schedule", "'none'", "constant"]),

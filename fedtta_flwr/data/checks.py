@@ -48,8 +48,8 @@ def _check_severities_and_mixture(config: "RunConfig") -> None:
         return
     if not 2 <= len(corruptions) <= config.batch_size:
         raise ConfigError(
-            f"mixed-domains = true: {len(corruptions)} corruptions in a batch of {config.batch_size}; allowed: two "
-            f"or more, and at most batch-size"
+            f"mixed-domains = true: corruptions names {len(corruptions)}, batch-size is {config.batch_size}; allowed: "
+            f"two corruptions or more, and at most batch-size"
         )
     for key, value, only in (
         ("group-orders", config.group_orders, ""),

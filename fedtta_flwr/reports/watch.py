@@ -55,10 +55,11 @@ class Watch:
         finding, change = FINDINGS[method]
         log(
             WARNING,
-            "%s has silently become %s: for %d rounds in a row %s%s",
+            "%s has silently become %s: for %d %s in a row %s%s",
             self._config.strategy,
             method,
             self._rounds,
+            "rounds" if self._rounds > 1 else "round",
             finding,
             hint(self._config, change),
         )
