@@ -80,20 +80,18 @@ def _run(
     left = [cell for cell in left if cell.id in names]
     done = len(wanted) - len(left)
     workers = workers or max(1, cores() // max(int(cell.config["threads"]) for cell in wanted))
-    typer.echo(f"{parsed.title}: {len(left)} runs, {workers} at a time, {done} finished before -> {folder}")
+    watcher = Live(len(left)) if sys.stdout.isatty() else Lines(len(left))
+    watcher.say(f"{parsed.title}: {len(left)} runs, {workers} at a time, {done} finished before -> {folder}")
     if stale:
-        typer.echo(f"warning: {len(stale)} finished runs were made by other code than this, e.g. {stale[0]}")
+        watcher.say(f"warning: {len(stale)} finished runs were made by other code than this, e.g. {stale[0]}")
     check_some(left)
     try:
-        if sys.stdout.isatty():
-            with Live(len(left)) as live:
-                faults = run_cells(folder.absolute(), left, workers, live)
-        else:
-            faults = run_cells(folder.absolute(), left, workers, Lines(len(left)))
+        with watcher:
+            faults = run_cells(folder.absolute(), left, workers, watcher)
     except KeyboardInterrupt:
-        typer.echo("stopped; what has finished is kept, and the same command goes on")
+        watcher.say("stopped; what has finished is kept, and the same command goes on")
         raise
-    typer.echo(
+    watcher.say(
         f"{len(wanted) - len(faults)} of {len(wanted)} runs finished; `fedtta report {folder}` shows the results"
     )
     if faults:

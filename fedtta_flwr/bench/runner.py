@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from fedtta_flwr.bench.spec import Cell, Spec, Table
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
 from fedtta_flwr.errors import ConfigError, FedTTAError, StorageError
-from fedtta_flwr.files import write_json
+from fedtta_flwr.files import locked, write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
@@ -75,7 +75,7 @@ class Running:
             if not self.rounds:
                 self.rounds = int(json.loads((self.folder / "config.json").read_text())["rounds"])
             with (self.folder / "rounds.jsonl").open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # it goes on from a checkpoint before its last line
+                if again := file.seek(0, os.SEEK_END) < self._read:  # it goes on from a checkpoint before its last line
                     self.done = self._read = 0
                 file.seek(self._read)
                 new = file.read()
@@ -83,6 +83,8 @@ class Running:
             return
         self._read += len(new)
         self.done += new.count(b"\n")
+        if again:
+            self.before = min(self.before, self.done)
 
 
 def cell_folder(folder: Path, cell: str) -> Path:
@@ -111,7 +113,8 @@ def open_bench(
     Raises
     ------
     ConfigError
-        If the folder holds something else, another benchmark, or finished cells of another config.
+        If the folder holds something else, another benchmark, or finished cells of another config, or if a run of an
+        earlier benchmark still writes there.
     """
     path = folder / FILE
     about: dict[str, Any] = {}
@@ -128,6 +131,8 @@ def open_bench(
     left, stale = [], []
     for cell in cells:
         own = cell_folder(folder, cell.id)
+        if own.is_dir() and not is_finished(own):
+            _await_writer(own, f"--output {folder}: {cell.id}")
         if not is_finished(own):
             left.append(cell)
             continue
@@ -156,6 +161,19 @@ def open_bench(
             f"--output {folder}: cannot be written ({error.strerror}); make room, or name another"
         ) from None
     return left, stale
+
+
+def _await_writer(own: Path, which: str) -> None:
+    """Wait until nobody writes to a run directory: where a benchmark was killed, its cells end soon, but after it."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while True:
+        try:
+            with locked(own, which, "run"):
+                return
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL)
 
 
 def check_some(cells: Sequence[Cell]) -> None:

@@ -240,17 +240,18 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
         the same name.
     """
+    changes = _flat(spec.quick.config()) if quick else {}
     for axis, table in spec.axes.items():
         left: dict[str, str] = {}  # what remains of a point -> the point
         for point, keys in table.items():
-            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in overrides))
+            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in changes | dict(overrides)))
             other = left.setdefault(remains, point)
-            if _flat(table[other]) != _flat(keys):
+            if differ := {k for k, v in (_flat(table[other]).items() ^ _flat(keys).items())}:
+                culprit = f"--run-config {', '.join(overrides)}" if differ & overrides.keys() else "quick"
                 raise ConfigError(
-                    f"{spec.name}: --run-config {', '.join(overrides)}: makes the points {other} and {point} of the "
-                    f"axis {axis} one; leave out what they differ in (`--only {axis}=POINT` takes some of them)"
+                    f"{spec.name}: {culprit}: makes the points {other} and {point} of the axis {axis} one; leave out "
+                    f"what they differ in (`--only {axis}=POINT` takes some of them)"
                 )
-    changes = spec.quick.config() if quick else {}
     seeds = (quick and spec.quick.seeds) or spec.seeds
     made: dict[str, Cell] = {}
     for seed, points in itertools.product(seeds, itertools.product(*(axis.items() for axis in spec.axes.values()))):
@@ -260,7 +261,7 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         config = _flat(spec.config)
         for _, table in points:
             config |= _flat(table)
-        config |= _flat(changes) | dict(overrides)
+        config |= changes | dict(overrides)
         if "seed" in config:
             raise ConfigError(f"{spec.name}: seed = {config['seed']}: its `seeds` say that; `--only seed=N` takes one")
         if taken := sorted(config.keys() & {"output-dir", "resume"}):

@@ -53,7 +53,7 @@ def published(bench: BenchOf, labels: Mapping[str, str]) -> tuple[float, Publish
     return None
 
 
-def published_within(bench: BenchOf, labels: Mapping[str, str], within: str) -> Published | None:
-    """Return the entry with what was published for the corruptions (positions, classes, clients) of a cell."""
-    there = (e for e in bench.spec.published if e.over == within and e.at.items() <= labels.items())
-    return next(there, None)
+def published_within(bench: BenchOf, labels: Mapping[str, str], within: str) -> dict[str, Published]:
+    """Return corruption (position, class, client) of a cell -> the entry with what was published for it."""
+    there = [e for e in bench.spec.published if e.over == within and e.at.items() <= labels.items()]
+    return {name: entry for entry in reversed(there) for name in entry.values}

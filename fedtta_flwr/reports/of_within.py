@@ -98,7 +98,7 @@ def _by_position(run: Run, score: str) -> Values:
 def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -> Table:
     """Return one of `tables_within`; cells with too many columns are left out, which a note says."""
     axes, score = list(bench.spec.axes), bench.spec.score
-    cells: list[tuple[Labels, list[Values], Published | None]] = []
+    cells: list[tuple[Labels, list[Values], dict[str, Published]]] = []
     left_out = 0
     for labels, runs in every_cell(bench):
         found = [values(run, score) for run in runs]
@@ -107,17 +107,17 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
         elif any(found):
             cells.append((labels, found, published_within(bench, labels, within)))
     names = list(dict.fromkeys(name for _, found, _ in cells for one in found for name in one))
-    paired = any(entry for *_, entry in cells)
+    paired = any(entries for *_, entries in cells)
     body: list[list[str]] = []
-    for labels, found, entry in cells:
+    for labels, found, entries in cells:
         columns = [[one.get(name) for one in found] for name in names]
         body.append([*labels.values(), *(["here"] if paired else []), *map(spread, columns)])
-        if entry is not None:
-            body += [[*labels.values(), kind, *texts] for kind, texts in _compared(entry, names, columns)]
+        if entries:
+            body += [[*labels.values(), kind, *texts] for kind, texts in _compared(entries, names, columns)]
     noted: dict[str, list[str]] = {}
-    for labels, _, entry in cells:
-        if entry is not None and entry.note:
-            noted.setdefault(entry.note, []).append(title(labels))
+    for labels, _, entries in cells:
+        for note in dict.fromkeys(entry.note for entry in entries.values() if entry.note):
+            noted.setdefault(note, []).append(title(labels))
     notes = [FLAG_NOTE, *(note_of(note, where) for note, where in noted.items())] if paired else []
     if within == "position" and body:
         notes.append("A position lasts from one shift of a client's corruption to the next; all clients together.")
@@ -131,14 +131,13 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
 
 
 def _compared(
-    entry: Published, names: Sequence[str], columns: Sequence[Sequence[float | None]]
+    entries: Mapping[str, Published], names: Sequence[str], columns: Sequence[Sequence[float | None]]
 ) -> list[tuple[str, list[str]]]:
     """Return the rows with the published figures and with the differences to them."""
-    theirs = [entry.values.get(name) for name in names]
-    ours = [[value for value in column if value is not None] for column in columns]
-    differences = [
-        None if value is None or not column or entry.flag == "invalid" else float(np.mean(column)) - value
-        for value, column in zip(theirs, ours, strict=True)
-    ]
-    marked = ["" if value is None else number(value) + FLAGS[entry.flag] for value in theirs]
-    return [("published", marked), ("Δ", [signed(difference) for difference in differences])]
+    marked, differences = [], []
+    for name, column in zip(names, columns, strict=True):
+        entry, ours = entries.get(name), [value for value in column if value is not None]
+        marked.append("" if entry is None else number(entry.values[name]) + FLAGS[entry.flag])
+        target = entry.values[name] if entry is not None and entry.flag != "invalid" else None
+        differences.append("" if target is None or not ours else signed(float(np.mean(ours)) - target))
+    return [("published", marked), ("Δ", differences)]

@@ -1,6 +1,7 @@
 """The report of a run or a benchmark: one page, its figures, and its tables as Markdown, CSV and LaTeX."""
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.errors import ConfigError, few
-from fedtta_flwr.files import write_atomically
+from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.reports.figures import Figure, accuracy_figures, bench_figures, group_name, run_figures
 from fedtta_flwr.reports.heatmap import Matrices
 from fedtta_flwr.reports.layout import rows_and_columns, title
@@ -20,8 +21,9 @@ from fedtta_flwr.reports.page import Part, Row, Section, page
 from fedtta_flwr.reports.read import BenchOf, Run, is_bench, read_bench, read_run
 from fedtta_flwr.reports.tables import Table
 
-#: files that a report may have written: tables, figures
-EARLIER = re.compile(r"[a-z0-9-]+\.(md|csv|tex)|(accuracy|time|within|collaboration|sets|weights)(-[a-z0-9-]+)?\.png")
+WRITTEN = "files.json"  # names the others
+#: what they are called: a list may come from somebody else, and must not remove anything beyond a report
+EARLIER = re.compile(r"tables/[a-z0-9-]+\.(md|csv|tex)|[a-z0-9-]+\.png")
 MOST_MATRICES = 12  # on one page
 MOST_GROUPS = 12  # named one by one
 SAME = 1e-6  # weights that differ by less are the same
@@ -81,13 +83,23 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
             files[output / "tables" / f"{table.name}.{ending}"] = text.encode()
     for figure in figures:
         files |= {output / f"{figure.name}.png": figure.light, output / f"{figure.name}-dark.png": figure.dark}
-    for earlier in (*(output / "tables").iterdir(), *output.glob("*.png")):
-        if earlier not in files and EARLIER.fullmatch(earlier.name):
-            earlier.unlink()  # of an earlier report, and no longer so
+    _replace_earlier(output, [str(file.relative_to(output)) for file in files])
     files[output / "report.html"] = page(heading, facts, _sections(tables, figures, matrices, faults)).encode()
     for file, content in files.items():
         _write(file, content)
     return faults + named
+
+
+def _replace_earlier(output: Path, names: Sequence[str]) -> None:
+    """Remove what an earlier report has written and this one does not; what else lies there is the user's."""
+    try:
+        earlier = json.loads((output / WRITTEN).read_text())
+    except (OSError, ValueError):
+        earlier = []
+    for name in earlier if isinstance(earlier, list) else []:
+        if name not in names and isinstance(name, str) and EARLIER.fullmatch(name):
+            (output / name).unlink(missing_ok=True)
+    write_json(output / WRITTEN, names)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -60,7 +60,7 @@ class Table:
     def csv(self) -> str:
         """Return the table as CSV; ``mean ± std`` becomes two columns, and a figure with a mark of its trust, too."""
         numbers = range(self.labels, len(self.columns))
-        pairs = [any("±" in row[i] for row in self.rows) for i in range(len(self.columns))]
+        pairs = [i in numbers and any("±" in row[i] for row in self.rows) for i in range(len(self.columns))]
         marked = [i in numbers and any(row[i].endswith(tuple(MARKS)) for row in self.rows) for i in range(len(pairs))]
         heads = [
             [c, *([f"{c} std"] if pair else []), *([f"{c} mark"] if mark else [])]

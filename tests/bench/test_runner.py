@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedtta_flwr.bench.runner import (
     cell_folder,
     open_bench,
 )
-from fedtta_flwr.bench.spec import Cell, cells, make_spec
+from fedtta_flwr.bench.spec import Cell, cells, make_spec, read_spec
 from fedtta_flwr.config import differing_key
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked, read_tensors
@@ -167,6 +168,45 @@ def test_two_benchmarks_at_a_time_are_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = bench(spec, "--quick", "--output", tmp_path / "file")
     assert done.stderr.startswith(f"error: --output {tmp_path / 'file'}: cannot be made: ")
+
+
+def test_a_cell_that_is_still_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a SIGKILL of the benchmark, whose cells end a little later: one may even have finished by then."""
+    path, folder = written_spec(tmp_path), tmp_path / "out"
+    parsed, table = read_spec(path)
+    of, own, holds = cells(parsed, {}), cell_folder(folder, "Local.seed0"), threading.Event()
+
+    def ending() -> None:
+        with locked(own, "own", "run"):
+            (own / "config.json").write_text(json.dumps({"config": of[0].config, "code": code_fingerprint()}))
+            holds.set()
+            time.sleep(1.5)
+            (own / "summary.json").write_text(json.dumps({"finished": True}))
+
+    folder.mkdir()
+    (folder / FILE).write_text(json.dumps({"spec": {"name": parsed.name}}))
+    with monkeypatch.context() as patch, locked(own, "own", "run"):
+        patch.setattr(runner, "STOP_SECONDS", 0.0)
+        with pytest.raises(ConfigError, match=r"Local.seed0: another run writes there; wait for its end"):
+            open_bench(folder, parsed, table, of, {}, quick=False)
+    thread = threading.Thread(target=ending)
+    thread.start()
+    assert holds.wait(60)
+    left, _ = open_bench(folder, parsed, table, of, {}, quick=False)
+    thread.join()
+    assert [cell.id for cell in left] == ["Broken.seed0", "FedAvg.seed0"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_log_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    command = [*FEDTTA, "bench", written_spec(tmp_path), "--quick", "--only", "strategy=Local", "--output"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, tmp_path / "out"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    assert is_finished(cell_folder(tmp_path / "out", "Local.seed0"))
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("standard output cannot be written (No space left on device)") == 1
 
 
 def test_finished_runs_of_other_code_are_named(made: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:

@@ -100,6 +100,14 @@ def test_overrides_make_no_two_points_one() -> None:
     assert cells(spec(), {"strategy": "local"})  # they still differ in their batches
 
 
+def test_nor_does_quick() -> None:
+    axes = {"setting": {"a": {"shift-length": 1}, "b": {"shift-length": 4}}, "strategy": {"FedAvg": {}}}
+    changed = spec(axes=axes, skip=[], published=[], claims=[], quick={"shift-length": 2})
+    assert len(cells(changed, {})) == 4
+    with pytest.raises(ConfigError, match=r"small: quick: makes the points a and b of the axis setting one"):
+        cells(changed, {}, quick=True)
+
+
 def test_quick_without_seeds_keeps_them() -> None:
     assert {cell.seed for cell in cells(spec(quick={"batch-size": 2}), {}, quick=True)} == {0, 1}
 

@@ -42,6 +42,12 @@ def test_csv_holds_numbers() -> None:
     ]
 
 
+def test_a_label_is_no_number_whatever_it_holds() -> None:
+    table = Table("name", "title", ["claim", "difference"], [["a ± b", "1.00 ± 2.00"]], labels=1)
+    rows = list(csv.reader(io.StringIO(table.csv())))
+    assert rows == [["claim", "difference", "difference std"], ["a ± b", "1.00", "2.00"]]
+
+
 def test_markdown_is_a_table_whatever_the_names_are() -> None:
     lines = TABLE.markdown().splitlines()
     assert lines[2] == "| strategy | NIID | NIID published |"

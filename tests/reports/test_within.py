@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtta_flwr.bench.runner import cell_folder, open_bench
+from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
 from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.reports import of_within
 from fedtta_flwr.reports.of_within import tables_within
 from fedtta_flwr.reports.read import read_bench
-from fedtta_flwr.reports.report import write_report
+from fedtta_flwr.reports.report import WRITTEN, write_report
 from tests.conftest import TINY
 from tests.reports.conftest import table
 
@@ -125,13 +125,38 @@ def test_a_run_of_another_config_is_not_averaged_with_the_rest(bench: Path, tmp_
 
 
 def test_an_earlier_report_leaves_nothing_behind(bench: Path, tmp_path: Path) -> None:
-    (tmp_path / "tables").mkdir()
-    for name in ("tables/gone.csv", "time-9-dark.png", "mine.png", "tables/Mine.txt"):
-        (tmp_path / name).write_text("")
-    write_report(bench, tmp_path)
-    assert [name for name in ("tables/gone.csv", "time-9-dark.png") if (tmp_path / name).exists()] == []
-    assert (tmp_path / "mine.png").exists()
-    assert (tmp_path / "tables" / "Mine.txt").exists()
+    write_report(bench, tmp_path / "report")
+    listed = tmp_path / "report" / WRITTEN
+    of_an_earlier_one, mine = ("tables/gone.csv", "time-9-dark.png"), ("time-line.png", "tables/ablation.tex", "my.csv")
+    for name in (*of_an_earlier_one, *mine):
+        (tmp_path / "report" / name).write_text("")
+    (tmp_path / "elsewhere.png").write_text("")
+    foreign = ["../elsewhere.png", str(tmp_path / "elsewhere.png"), "my.csv", 3]
+    listed.write_text(json.dumps([*json.loads(listed.read_text()), *of_an_earlier_one, *foreign]))
+    write_report(bench, tmp_path / "report")
+    assert not [name for name in of_an_earlier_one if (tmp_path / "report" / name).exists()]
+    assert all((tmp_path / "report" / name).exists() for name in (*mine, "../elsewhere.png"))
+    assert "tables/main.csv" in json.loads(listed.read_text())
+
+
+def test_a_row_of_figures_that_can_be_trusted_to_a_different_degree(bench: Path, tmp_path: Path) -> None:
+    shutil.copytree(bench, tmp_path / "bench")
+    about = json.loads((bench / FILE).read_text())
+    at: dict[str, Any] = {"at": {"length": "2"}, "over": "corruption"}
+    about["spec"]["published"] = [
+        at | {"values": {"pixelate": 70.0}, "note": "why"},
+        at | {"values": {"contrast": 40.0}, "flag": "doubtful", "note": "why not"},
+        {"at": {}, "over": "corruption", "values": {"pixelate": 1.0, "contrast": 3.0}, "flag": "invalid"},
+    ]
+    (tmp_path / "bench" / FILE).write_text(json.dumps(about))
+    write_report(tmp_path / "bench", tmp_path / "report")
+    _, theirs, difference = (row for row in table(tmp_path / "report", "by-corruption") if row["length"] == "2")
+    assert [theirs[name] for name in ("pixelate", "contrast")] == ["70.00", "40.00"]
+    assert theirs["contrast mark"] == "?"
+    assert difference["contrast"] != ""
+    text = (tmp_path / "report" / "tables" / "by-corruption.md").read_text()
+    assert "Published (2): why." in text
+    assert "Published (2): why not." in text
 
 
 def test_classes_and_clients(bench: Path, written: Path) -> None:
