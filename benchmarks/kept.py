@@ -49,8 +49,13 @@ def run_config(part: Part, output: Path) -> str:
 def read(name: str, output: Path, kept: Path = KEPT) -> list[dict[str, Any]]:
     """Return the lines of a part, as if its runs lay in this folder."""
     path = kept / f"{name}.jsonl"
-    text = path.read_text().replace(f'"{HERE}/', f'"{output}/') if path.exists() else ""
+    text = path.read_text().replace(f'"{HERE}/', _begins(output)) if path.exists() else ""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def _begins(output: Path) -> str:
+    """Return how a place in this folder begins in JSON."""
+    return json.dumps(f"{output}/")[:-1]
 
 
 def keep(name: str, output: Path, kept: Path = KEPT) -> None:
@@ -59,7 +64,7 @@ def keep(name: str, output: Path, kept: Path = KEPT) -> None:
     for own in (output / name / "cells").glob("*/"):
         if is_finished(own):
             lines[own.name] = {"cell": own.name} | {f: json.loads((own / f"{f}.json").read_text()) for f in FILES}
-    text = "".join(json.dumps(lines[cell]) + "\n" for cell in sorted(lines)).replace(f'"{output}/', f'"{HERE}/')
+    text = "".join(json.dumps(lines[cell]) + "\n" for cell in sorted(lines)).replace(_begins(output), f'"{HERE}/')
     if lines:
         kept.mkdir(exist_ok=True)
         write_atomically(kept / f"{name}.jsonl", lambda file: file.write(text.encode()))

@@ -28,7 +28,7 @@ def test_the_document_is_what_the_kept_runs_say(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", KEPT_PARTS)
 def test_what_is_kept_is_not_run_again_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
-    kept, output = tmp_path / "kept", tmp_path / "output"
+    kept, output = tmp_path / "kept", tmp_path / "Läufe"
     folder = restored(name, output)
     spec, table = read_spec(SPECS / f"{PARTS[name].spec}.toml")
     overrides = read_overrides([run_config(PARTS[name], output)])

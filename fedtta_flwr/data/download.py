@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.data.zenodo import RECORDS
 from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.files import locked
 
 BASE_URL = "https://zenodo.org"
 BASE_VARIABLE = "FEDTTA_ZENODO_URL"
@@ -54,7 +55,7 @@ def fetch(
     Raises
     ------
     ConfigError
-        There is no such set, or the URL is not http(s).
+        There is no such set, the URL is not http(s), or another download writes to the folder.
     DataError
         There is no network, the archive is not the published one, or the folder cannot be written.
     """
@@ -74,16 +75,17 @@ def fetch(
         f"corrupt --dataset {name.removesuffix('-c')} --data-dir IN --output {target}"
     )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _download(f"{base}/records/{record}/files/{archive}?download=1", part, progress)
-        _check(part, md5 or published)
-        _unpack(part, target)
+        with locked(folder, f"--data-dir {folder}", "download"):
+            if not target.is_dir():  # another download may just have ended
+                _download(f"{base}/records/{record}/files/{archive}?download=1", part, progress)
+                _check(part, md5 or published)
+                _unpack(part, target)
+                part.unlink()
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(f"{name}: cannot be loaded from {base} ({str(reason)[:100]}); {offline}") from None
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror}); it needs 6 GB while unpacking") from None
-    part.unlink()
     open_test_set(name, str(target), 0)
     return target
 

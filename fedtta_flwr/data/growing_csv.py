@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtta_flwr.errors import DataError
+from fedtta_flwr.files import append
 
 
 class GrowingCsv:
@@ -60,7 +61,7 @@ class GrowingCsv:
         return self._keys
 
     def append(self, rows: Sequence[Sequence[str]]) -> None:
-        """Append rows in one write; make the file where it is not there yet.
+        """Append rows, all or none; make the file where it is not there yet.
 
         Raises
         ------
@@ -80,8 +81,7 @@ class GrowingCsv:
                     if file.read(1) != b"\n":
                         text.write("\n")
                 csv.writer(text, lineterminator="\n").writerows(rows)
-                file.write(text.getvalue().encode(errors="surrogateescape"))
-                file.flush()
+                append(self._path, text.getvalue().encode(errors="surrogateescape"))
                 os.fsync(file.fileno())
         except OSError as error:
             raise DataError(

@@ -8,6 +8,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TypeVar
 
+from fedtta_flwr.processes import end_with_parent
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -33,7 +35,7 @@ def worker_pool(work: Callable[[Task], Result], workers: int) -> Iterator[Callab
         return
     # Spawned, not forked: torch, if it is loaded, has threads.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet, initargs=(os.getpid(),))
 
     def run(tasks: list[Task]) -> Iterator[Result]:
         futures: list[Future[Result]] = [pool.submit(work, task) for task in tasks]
@@ -45,9 +47,12 @@ def worker_pool(work: Callable[[Task], Result], workers: int) -> Iterator[Callab
         pool.shutdown(cancel_futures=True)
 
 
-def _quiet() -> None:
-    """Leave Ctrl-C to the parent, and the other cores to the other workers."""
+def _quiet(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and the other cores to the other workers; end with the parent, if it is killed."""
     from threadpoolctl import threadpool_limits
 
+    end_with_parent()
+    if os.getppid() != parent:  # it had ended already
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threadpool_limits(1)

@@ -95,9 +95,10 @@ def rebuild(
     with locked(output, f"--output {output}", "rebuild"):
         manifest = _manifest(output, dataset, seed)
         made: dict[str, list[int]] = manifest["corruptions"]
+        begun = set(manifest.get("begun", ()))  # by a call that did not end
         missing = {}
         for name in corruptions:
-            there = made.get(name, []) if _usable(output / f"{name}.npy", shape, name in made) else []
+            there = made.get(name, []) if _usable(output / f"{name}.npy", shape, name in made or name in begun) else []
             if todo := [severity for severity in wanted if severity not in there]:
                 missing[name] = (there, todo)
         total, done = sum(len(todo) for _, todo in missing.values()) * len(images), 0
@@ -106,6 +107,9 @@ def rebuild(
             _save(output / "labels.npy", np.tile(labels.astype(np.uint8), SEVERITIES))
             if missing:
                 _save(clean, images)
+                # A file is there a moment before it is listed: after a kill in between this says whose it is.
+                manifest["begun"] = sorted(begun | missing.keys() - made.keys())
+                write_json(output / MANIFEST, manifest)
             with worker_pool(_fill, workers) as run:
                 for name, (there, todo) in missing.items():
                     part = output / f".{name}.npy.part"
@@ -124,6 +128,7 @@ def rebuild(
                         os.fsync(file.fileno())
                     part.replace(output / f"{name}.npy")
                     made[name] = sorted({*there, *todo})
+                    manifest["begun"] = [other for other in manifest["begun"] if other != name]
                     write_json(output / MANIFEST, manifest)
         except OSError as error:
             raise DataError(

@@ -149,10 +149,11 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
     undone = run.summary.get("rolled_back") if "steps" in run.summary else 0  # earlier runs did not count their steps
     clients = [f"{client} {steps}" for client, steps in run.summary.get("undone", {}).items()]
     whose = f": {few(clients)}" if clients else ""  # nor by client
+    data = c.get("stream") or c["dataset"]
     befell = (("predict one class", "collapsed"), ("change scaled down", "clipped"))
     facts = [
         ("method", f"two heads, {c.get('head')}" if run.two_heads else f"{c['strategy']} × {c['adapter']}"),  # noqa: RUF001
-        ("data", f"{c['dataset']}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
+        ("data", f"{data}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         *([] if run.two_heads else [("groups", _groups(run))]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),

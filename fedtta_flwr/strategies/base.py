@@ -340,7 +340,7 @@ class PersonalizedStrategy(Strategy):
             logging.INFO,
             "%s x %s on %s: clients %d, nodes %d, seed %d",
             *self.config.methods(),
-            self.config.dataset,
+            self.config.stream or self.config.dataset,
             len(self.roster.node_of),
             len(set(self.roster.node_of.values())),
             self.config.seed,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.files import write_json
 
 EXPERIMENT = "fedtta"  # unless MLFLOW_EXPERIMENT_NAME says otherwise
-MOST_PARAMETERS = 100  # in one request
+MOST_PARAMETERS, MOST_METRICS = 100, 1000  # in one request
 #: where the user has not set them: a server that is gone is given up within seconds, and nobody is told of the use
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -64,8 +65,10 @@ class MLflow:
 
     def finish(self, step: int, numbers: Mapping[str, float], *, finished: bool) -> None:
         """Log the summary, and set the status FINISHED or FAILED."""
-        self._metrics(step, numbers)
-        self._client.set_terminated(self._run, "FINISHED" if finished else "FAILED")
+        try:
+            self._metrics(step, numbers)
+        finally:
+            self._client.set_terminated(self._run, "FINISHED" if finished else "FAILED")
 
     def _start(self, config: RunConfig, *, own: bool) -> None:
         from mlflow.entities import Param
@@ -93,4 +96,11 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = time.time_ns() // 1_000_000
-        self._client.log_batch(self._run, metrics=[Metric(key, value, now, step) for key, value in numbers.items()])
+        metrics = [Metric(_allowed(key), value, now, step) for key, value in numbers.items()]
+        for first in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
+
+
+def _allowed(key: str) -> str:
+    """Return a name as MLflow takes it: corruptions of an own stream may have any."""
+    return "/".join(re.sub(r"[^\w.\- :]", "_", part) if part.strip(".") else "_" for part in key.split("/"))

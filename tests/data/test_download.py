@@ -112,6 +112,15 @@ def test_a_server_that_knows_no_ranges_sends_all_again(server: Server, tmp_path:
     assert fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5).is_dir()
 
 
+def test_two_do_not_load_into_one_folder(server: Server, tmp_path: Path) -> None:
+    def at_once(done: int, total: int | None) -> None:
+        with pytest.raises(ConfigError, match=r"^--data-dir .*: another download writes there; wait for its end"):
+            fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5)
+
+    assert fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5, progress=at_once).is_dir()
+    assert len(server.requests) == 1
+
+
 def test_a_part_that_is_complete_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "CIFAR-10-C.tar.part").write_bytes(server.content)
     assert fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5).is_dir()

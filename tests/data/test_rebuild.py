@@ -1,6 +1,7 @@
 """Rebuilding in the published layout: content, resumption, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedtta_flwr.data.corruptions import corrupt
 from fedtta_flwr.data.rebuild import rebuild
 from fedtta_flwr.data.zenodo import MANIFEST
 from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.files import write_json
 
 N = 12
 IMAGES = np.random.default_rng(0).integers(0, 256, (N, 32, 32, 3), dtype=np.uint8)
@@ -77,6 +79,32 @@ def test_a_build_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest
     assert not any(name.startswith(".") for name in files(tmp_path))
 
 
+def test_a_file_that_is_there_but_not_listed_yet_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill, or a full disk, between the two: the folder stays this command's."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", fails_at(2))
+        with pytest.raises(DataError, match=r"what is finished is kept"):
+            build(tmp_path, ("contrast", "fog"), [5])
+    assert (tmp_path / "contrast.npy").exists()
+    assert build(tmp_path, ("fog",), [5]) == ["fog"]
+    assert build(tmp_path, ("contrast", "fog"), [5]) == ["contrast"]
+    assert build(tmp_path, ("contrast", "fog"), [5]) == []
+    np.save(tmp_path / "snow.npy", np.zeros(1))
+    with pytest.raises(DataError, match=r"snow.npy: not made by this command"):
+        build(tmp_path, ("snow",), [5])
+
+
+def fails_at(call: int) -> Callable[..., None]:
+    calls = iter(range(1, 100))
+
+    def write(path: Path, content: Any) -> None:
+        if next(calls) == call:
+            raise OSError(28, "No space left on device")
+        write_json(path, content)
+
+    return write
+
+
 def test_a_finished_file_that_was_cut_off_is_made_anew(tmp_path: Path) -> None:
     build(tmp_path, ("contrast",))
     path = tmp_path / "contrast.npy"
@@ -119,7 +147,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_wrong_file(tmp_path: Path, monkey
     with pytest.raises(DataError, match=r"No space left on device.*what is finished is kept") as caught:
         build(tmp_path / "o", ("contrast",))
     assert "\n" not in str(caught.value)
-    assert set(files(tmp_path / "o")) <= {"labels.npy", ".contrast.npy.part"}
+    assert set(files(tmp_path / "o")) <= {"labels.npy", ".contrast.npy.part", MANIFEST}
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.launch import free_port
+from fedtta_flwr.tracking.mlflow import MLflow
 from tests.tracking.conftest import Broken, Numbers, accuracies, breaks, expected, without_seconds
 
 mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
@@ -90,6 +91,28 @@ def test_a_run_tracked_only_from_its_resumption_on(start: Callable[..., Path], s
         start("broken", (4, breaks))
     start("broken", tracking="mlflow", resume=str(tmp_path / "broken"))
     assert list(metrics(store, "broken")) == [2, 3, 4]
+
+
+def test_corruptions_of_an_own_stream_may_have_any_name_and_number(store: Path, tmp_path: Path) -> None:
+    tracker = MLflow(tmp_path)
+    tracker.begin(RunConfig())
+    names = [r"a/100%_$&#{}~^\\", "a/../b", "a//c", "a/nächtlich 3:00", *(f"a/{i}" for i in range(1500))]
+    tracker.finish(4, dict.fromkeys(names, 1.0), finished=True)
+    run = run_of(store, tmp_path.name)
+    assert run.info.status == "FINISHED"
+    assert len(run.data.metrics) == len(names)
+    assert {"a/_/b", "a/_/c", "a/nächtlich 3:00", "a/1499"} < run.data.metrics.keys()
+
+
+def test_a_summary_that_is_not_taken_leaves_no_run_running(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = MLflow(tmp_path)
+    tracker.begin(RunConfig())
+    monkeypatch.setattr("fedtta_flwr.tracking.mlflow._allowed", lambda key: "%")
+    with pytest.raises(mlflow.MlflowException):
+        tracker.finish(4, {"a": 1.0}, finished=True)
+    assert run_of(store, tmp_path.name).info.status == "FINISHED"
 
 
 def test_a_damaged_store_ends_the_tracking_not_the_run(
