@@ -71,6 +71,27 @@ def test_the_network_of_ones_own_can_be_used() -> None:
     try_own("my_package.nets:net", found["net"](5).eval(), torch.rand(1, 3, 64, 64), 5)
 
 
+@pytest.mark.parametrize(
+    ("document", "name", "flags"),
+    [
+        ("data", "my_package/mine.py", {"stream": "my_package.mine:stream", "classes": 10}),
+        ("two-heads", "my_package/my_module.py", {"task": "tgfl", "head": "my_package.my_module:MyHead"}),
+    ],
+)
+def test_a_stream_and_a_head_of_ones_own_run_as_shown(
+    document: str, name: str, flags: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "my_package").mkdir()
+    text = dict(FILE.findall((ROOT / "docs" / f"{document}.md").read_text()))[name]
+    (tmp_path / name).write_text(text)
+    tiny = TINY | {"tgfl.train-rounds": 1, "checkpoint": ""} if document == "two-heads" else TINY
+    config = " ".join(f"{key}={json.dumps(value)}" for key, value in (tiny | flags).items())
+    fedtta = [sys.executable, "-c", "from fedtta_flwr.cli import main; main()", "run", "--output", "run"]
+    done = start(*fedtta, "--run-config", config, folder=tmp_path, FEDTTA_PLUGINS="my_package")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is True
+
+
 def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_local(rounds=2)
     (shown,) = re.findall(r"^```python\n(run = .*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)

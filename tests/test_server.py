@@ -111,6 +111,18 @@ class RememberingNothing(Local):
     def memory(self):
         return None
 
+class RememberingOneTensor(Local):
+    def memory(self):
+        return torch.ones(3)
+
+class Forgetting(Local):
+    def memory(self):
+        return {"history": torch.ones(3)}
+
+class Sparse(Local):
+    def collaboration_matrix(self, updates):
+        return torch.eye(len(updates)).to_sparse()
+
 class Undescribed(Local):
     def collaboration_matrix(self, updates):
         return self.required_descriptor(updates)
@@ -258,6 +270,18 @@ def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch:
             r"^round 1: Remembering\.memory returned list for 'history', expected tensors by name; make it",
         ),
         ("RememberingNothing", r"^round 1: RememberingNothing\.memory returned NoneType, expected tensors by name"),
+        (
+            "RememberingOneTensor",
+            r"RememberingOneTensor\.memory returned Tensor, expected tensors by name: return",
+        ),
+        (
+            "Forgetting",
+            r"^round 1: Forgetting has a memory and no load_memory, so that a resumed run would go on without",
+        ),
+        (
+            "Sparse",
+            r"^round 1: Sparse's collaboration matrix: torch\.sparse_coo, expected .*: return its to_dense",
+        ),
         ("Undescribed", r"^round 1: Undescribed names no descriptor; set its class attribute `descriptor`, e\.g\."),
         (
             "Unasked",

@@ -85,7 +85,7 @@ class Adapter(ABC):
         Raises
         ------
         ConfigError
-            If the step returned no logits, or the first one changed what is not declared.
+            If the step returned no logits, or the first one changed what is not declared, or depends on it.
         """
         if len(x) == 0:
             return self.predict(x)
@@ -96,6 +96,7 @@ class Adapter(ABC):
         self._check.before(x, live)
         logits = self.step(x)
         self._check.after(x, logits)
+        self._check.repeat([logits, *live], lambda: self._again(x, live))
         logits = logits.detach()
         self.steps += 1
         if self.objectives is not None:
@@ -148,11 +149,15 @@ class Adapter(ABC):
         Raises
         ------
         ConfigError
-            If one is no tensor.
+            If one is no tensor, or its name is taken.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"keep() takes tensors by name; it was given {type(state).__name__}: make it a dict")
         for name, t in state.items():
             if not isinstance(t, Tensor):
                 raise ConfigError(f"keep() takes tensors; {name} is {type(t).__name__}: make it one")
+            if name in self._local:
+                raise ConfigError(f"keep() has {name} already; give each a name of its own, and call it once for each")
             self._local[name] = t.detach() if t.requires_grad else t
             # Moments begin as zeros: one zero, expanded, is enough to remember.
             self._initial[name] = t.detach().clone() if t.any() else t.new_zeros(()).expand(t.shape)
@@ -189,6 +194,13 @@ class Adapter(ABC):
         """Forget everything: install an adapted state and the local state that a client begins with."""
         self.load_adapted_state(adapted)
         self.load_local_state({})
+
+    def _again(self, x: Tensor, live: list[Tensor]) -> list[Tensor]:
+        """Take a step again, after one with the negatives, as if of another client; return logits and live tensors."""
+        for batch in (1 - x, x):
+            _copy(live, self._backup)
+            logits = self.step(batch)
+        return [logits, *live]
 
     def _back_up(self, live: list[Tensor]) -> None:
         if len(live) != len(self._backup):

@@ -4,7 +4,7 @@ One model serves all clients of a node in turn. What a step changes and neither 
 client: results would depend on who is hosted where.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +83,9 @@ def check_predict(adapter: "Adapter", x: Tensor, logits: Sequence[int]) -> None:
 class StepCheck:
     """Looks at what every step returns, and once, around an adapter's first step, at what it changed.
 
-    Not so with adapters that ship.
+    On a CPU the first step is taken again, from the same state, after one with another batch, and must come to the
+    same: what a step changes beside that state, or draws from a generator of the process, shows. Not so with adapters
+    that ship.
 
     Parameters
     ----------
@@ -103,6 +105,7 @@ class StepCheck:
         self._places: dict[str, int] = {}
         self._undeclared: dict[str, Tensor] = {}
         self._attributes: dict[str, Tensor] = {}  # the adapter's own that are declared
+        self._modes: dict[str, bool] = {}  # layer -> whether it is in train mode
         self._version = 0  # the batch's
 
     def before(self, x: Tensor, declared: Iterable[Tensor]) -> None:
@@ -116,6 +119,7 @@ class StepCheck:
             logits = list(self._model(x[:1]).shape[1:])
         check_predict(self._owner, x, logits)
         self._logits = logits
+        self._modes = {name: module.training for name, module in self._model.named_modules()}
         tensors, storages = _tensors(self._model), {_storage(t) for t in declared}
         self._places = {name: t.data_ptr() for name, t in tensors.items()}
         self._undeclared = {name: t.clone() for name, t in tensors.items() if _storage(t) not in storages}
@@ -128,14 +132,21 @@ class StepCheck:
         Raises
         ------
         ConfigError
-            If it returned no logits [B, K], changed its batch, replaced a tensor of the model's or a declared one, or
-            changed one that is not declared.
+            If it returned no logits [B, K], changed its batch or a layer's mode, replaced a tensor of the model's or a
+            declared one, or changed one that is not declared.
         """
         if self._ships:
             return
         _check_logits(self._adapter, "step", logits, [len(x), *(self._logits or ())])
         if x._version != self._version:
             raise ConfigError(f"{self._adapter}: step changed its batch in place; work on a copy: others see it, too")
+        if left := [n for n, module in self._model.named_modules() if module.training != self._modes.get(n)]:
+            layer = f"layer {left[0]}" if left[0] else "the model"
+            mode = "train" if not self._modes.get(left[0]) else "eval"
+            raise ConfigError(
+                f"{self._adapter}: step left {layer} in {mode} mode; put it back, e.g. with self.model.eval(): scores "
+                f"are predicted with it"
+            )
         now_own = vars(self._owner)
         if rebound := [n for n, t in self._attributes.items() if not _same_memory(t, now_own.get(n))]:
             raise ConfigError(
@@ -156,6 +167,26 @@ class StepCheck:
                 f"{self._adapter}: step changed {_some(changed)}, which select() does not name; add it to select() or "
                 f"keep(), or leave it as it is: one model serves all clients of a node"
             )
+
+    def repeat(self, found: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]) -> None:
+        """Compare the first step's logits and declared tensors with those of `again`, which takes it again.
+
+        Raises
+        ------
+        ConfigError
+            If they differ.
+        """
+        if self._ships or not self._places:
+            return
+        if all(t.device.type == "cpu" for t in found):  # elsewhere sums may come out otherwise each time
+            before = [t.detach().clone() for t in found]
+            if not all(map(_same, before, again())):
+                raise ConfigError(
+                    f"{self._adapter}: step comes to something else when it is taken again from the same state; "
+                    f"declare all that it changes (a counter, an optimizer's moments, a teacher) with keep(), and draw "
+                    f"by Draws, not from a generator of the process, as dropout in train mode does: one adapter serves "
+                    f"all clients of a node"
+                )
         self._places, self._undeclared = {}, {}
 
 

@@ -165,15 +165,23 @@ class PersonalizedStrategy(Strategy):
             If that cannot be written.
         """
         found: object = self.memory()
-        tensors = found.items() if isinstance(found, Mapping) else [("", found)]
-        for name, t in tensors:
+        where = f"{self.where()}{type(self).__name__}"
+        if not isinstance(found, Mapping):
+            raise FederationError(
+                f"{where}.memory returned {type(found).__name__}, expected tensors by name: return a dict"
+            )
+        for name, t in found.items():
             if not isinstance(t, Tensor):
-                of = f" for {name!r}" if name else ""
                 raise FederationError(
-                    f"{self.where()}{type(self).__name__}.memory returned {type(t).__name__}{of}, expected tensors by "
-                    f"name; make it one, e.g. with torch.tensor"
+                    f"{where}.memory returned {type(t).__name__} for {name!r}, expected tensors by name; make it one, "
+                    f"e.g. with torch.tensor"
                 )
-        return dict(tensors)
+        if found and type(self).load_memory is PersonalizedStrategy.load_memory:
+            raise FederationError(
+                f"{where} has a memory and no load_memory, so that a resumed run would go on without it; add "
+                f"load_memory(memory), which installs what memory() returned"
+            )
+        return dict(found)
 
     def where(self) -> str:
         """Return the beginning of a line on what has gone wrong: in which round."""

@@ -209,6 +209,8 @@ def check_row_stochastic(weights: object, clients: int) -> str | None:
     """Return what is wrong with a collaboration matrix and what to do, or None."""
     if not isinstance(weights, Tensor):
         return f"{type(weights).__name__}, expected a Tensor [{clients}, {clients}]: return one"
+    if weights.layout != torch.strided:
+        return f"{weights.layout}, expected all entries of [{clients}, {clients}]: return its to_dense()"
     if tuple(weights.shape) != (clients, clients):
         return f"shape {list(weights.shape)}, expected [{clients}, {clients}]: one row and column a client"
     if weights.dtype not in (torch.float32, torch.float64):

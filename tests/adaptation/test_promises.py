@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedtta_flwr.adaptation.base import Adapter, State, statistics
+from fedtta_flwr.adaptation import promises
+from fedtta_flwr.adaptation.base import Adapter, Draws, State, statistics
 from fedtta_flwr.adaptation.norms import affine_parameters
+from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import NoOptions
+from fedtta_flwr.registry import ADAPTERS
+from fedtta_flwr.workbench import make_adapter
 
 
 class Affine(Adapter):
@@ -96,6 +100,74 @@ class Spoils(Affine):
         return logits
 
 
+class LeftInTrainMode(Declared):
+    def act(self, x: Tensor) -> object:
+        self.model.train()
+        return self.model(x)
+
+
+class CountsForItself(Affine):
+    """A number that the next client finds as this one has left it."""
+
+    seen = 0
+
+    def act(self, x: Tensor) -> object:
+        self.seen += 1
+        return self.predict(x) * self.seen
+
+
+class KeepsNoTensor(Affine):
+    """The same, of a tensor: what the step has come to shows it, whatever becomes of the logits."""
+
+    def __init__(self, model: nn.Module, options: NoOptions) -> None:
+        super().__init__(model, options)
+        self.seen = torch.zeros(())
+
+    def act(self, x: Tensor) -> object:
+        self.seen += 1
+        self.model.bn2.bias += self.seen
+        return torch.zeros(len(x), 3)
+
+
+class KeepsNoMoments(Affine):
+    def __init__(self, model: nn.Module, options: NoOptions) -> None:
+        super().__init__(model, options)
+        parameters = [p.requires_grad_(True) for p in self.select().values()]
+        self.adam = torch.optim.Adam(parameters, lr=1e-3)
+
+    def step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        self.adam.zero_grad()
+        logits.softmax(1).square().sum().backward()
+        self.adam.step()
+        return logits
+
+
+class DrawsFromTheProcess(Affine):
+    def act(self, x: Tensor) -> object:
+        self.model.bn1.bias += torch.randn(4)
+        return self.predict(x)
+
+
+class Dropout(Declared):
+    """Only of a network that drops something."""
+
+
+class Caches(Affine):
+    """What no later step reads may stay behind."""
+
+    last: Tensor | None = None
+
+    def __init__(self, model: nn.Module, options: NoOptions) -> None:
+        super().__init__(model, options)
+        self.draws = Draws(self, "noise")
+
+    def act(self, x: Tensor) -> object:
+        self.last = torch.randn(4, generator=self.draws.next())
+        self.model.bn1.bias += self.last
+        return self.predict(x)
+
+
 class PredictsInTrainMode(Affine):
     def predict(self, x: Tensor) -> Tensor:
         self.model.train()
@@ -119,11 +191,17 @@ class Counts(Affine):
 
 
 HERE = rf"^adapter '{__name__}:"
+AGAIN = "step comes to something else when it is taken again from the same state; declare all that it changes"
 
 
-@pytest.mark.parametrize("kind", [Affine, Declared, AtHome, There, CountsInPlace])
+def without_dropout(model: nn.Module) -> nn.Module:
+    model.drop.p = 0.0
+    return model
+
+
+@pytest.mark.parametrize("kind", [Affine, Declared, AtHome, There, CountsInPlace, Caches])
 def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
-    adapter = kind(tiny(), NoOptions())
+    adapter = kind(without_dropout(tiny()), NoOptions())
     adapter.adapt(images(4))
     adapter.adapt(images(3))
     assert adapter.steps == 2
@@ -137,6 +215,15 @@ def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
         (Grown, r"Grown': step replaced, added or removed memory; .*keep\(\)"),
         (Rebinds, r"Rebinds': step put something else in the place of self\.n, which is kept or travels; .*\+="),
         (Spoils, r"Spoils': step changed its batch in place; work on a copy"),
+        (
+            LeftInTrainMode,
+            r"LeftInTrainMode': step left the model in train mode; put it back, e.g. with self.model.eval",
+        ),
+        (CountsForItself, rf"CountsForItself': {AGAIN}"),
+        (KeepsNoTensor, rf"KeepsNoTensor': {AGAIN}"),
+        (KeepsNoMoments, rf"KeepsNoMoments': {AGAIN}"),
+        (DrawsFromTheProcess, rf"DrawsFromTheProcess': {AGAIN}"),
+        (Dropout, rf"Dropout': {AGAIN}"),
         (PredictsInTrainMode, r"PredictsInTrainMode': predict changed bn1\.running_mean and 3 more; it must leave all"),
         (PredictsOne, r"PredictsOne': predict returned float32 \[1, 3\], expected floating-point logits \[4, 3\]"),
     ],
@@ -150,9 +237,27 @@ def test_what_is_not_declared_may_not(kind: type[Adapter], words: str, tiny, ima
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_those_that_ship_keep_their_promises_too(name: str, tiny, images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promises, "ships", lambda adapter: False)
+    options = {"update_every": 4, "capacity": 8} if name in ("note", "rotta") else {}  # a step at the first batch
+    adapter = make_adapter(RunConfig(adapter=name, **{name: options} if options else {}), tiny())
+    adapter.adapt(images(8))
+    adapter.adapt(images(3))
+    assert adapter.steps == 2
+
+
 def test_a_copy_is_no_tensor_of_the_models(tiny) -> None:
     with pytest.raises(ConfigError, match=HERE + r".*Copies': select\(\) returned a copy of bn\d\.\w+; return"):
         Copies(tiny(), NoOptions())
+
+
+def test_what_is_kept_has_a_name_of_its_own(tiny) -> None:
+    adapter = Caches(tiny(), NoOptions())
+    with pytest.raises(ConfigError, match=r"keep\(\) has draws.noise already; give each a name of its own"):
+        Draws(adapter, "noise")
+    with pytest.raises(ConfigError, match=r"keep\(\) takes tensors by name; it was given list: make it a dict"):
+        adapter.keep([torch.zeros(1)])  # type: ignore[arg-type]
 
 
 def test_what_is_selected_has_names(tiny) -> None:
