@@ -130,7 +130,8 @@ def _check(part: Path, md5: str) -> None:
 
 def _unpack(archive: Path, target: Path) -> None:
     """Unpack the folder of the same name as `target`, which appears whole or not at all."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    beside = target.with_name(f".{target.name}.tmp")  # of nobody else: the folder is locked
+    shutil.rmtree(beside, ignore_errors=True)  # what a kill has left
     try:
         beside.mkdir()
         with tarfile.open(archive) as tar:

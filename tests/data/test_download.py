@@ -112,6 +112,14 @@ def test_a_server_that_knows_no_ranges_sends_all_again(server: Server, tmp_path:
     assert fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5).is_dir()
 
 
+def test_what_a_kill_has_left_of_unpacking_goes(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".CIFAR-10-C.tmp" / "CIFAR-10-C").mkdir(parents=True)
+    (tmp_path / ".CIFAR-10-C.tmp" / "CIFAR-10-C" / "half.npy").write_bytes(b"half")
+    folder = fetch("cifar10-c", tmp_path, base_url=server.url, md5=server.md5)
+    assert [path.name for path in folder.iterdir()] == ["labels.npy"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_two_do_not_load_into_one_folder(server: Server, tmp_path: Path) -> None:
     def at_once(done: int, total: int | None) -> None:
         with pytest.raises(ConfigError, match=r"^--data-dir .*: another download writes there; wait for its end"):
