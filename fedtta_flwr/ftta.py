@@ -144,10 +144,11 @@ def _recall(bench: Workbench, client: str, known: Remembered) -> tuple[Cursor, d
     Absent parts are those of a new client.
     """
     bench.adapter.identity = (bench.config.seed, client)
+    bench.adapter.proven = known.cursor.seen != NO_SLOT  # where each message is a process, a step is not taken again
     parts = {part: from_arrays(record) for part, record in known.parts.items()}
     bench.adapter.load_local_state(parts.get("local", {}))
     if bench.lone is not None:
-        bench.lone.identity = bench.adapter.identity
+        bench.lone.identity, bench.lone.proven = bench.adapter.identity, bench.adapter.proven
         bench.lone.load_adapted_state(parts.get("lone") or bench.initial)
         bench.lone.load_local_state(parts.get("lone-local", {}))
     # Nobody asks what the adapter alone has come to, but for its reset.

@@ -42,6 +42,8 @@ class Adapter(ABC):
     identity : tuple
         The run's seed and whom the adapter serves; every random draw depends on it (`generator`). Whoever serves
         several clients with one adapter sets it before each.
+    proven : bool
+        Whether it has served this client before, maybe in another process: its first step here is not repeated then.
     objectives : Objectives or None
         What a strategy adds to the method's own loss.
     """
@@ -51,6 +53,7 @@ class Adapter(ABC):
         self.options = options
         self.steps = self.rolled_back = 0
         self.identity: tuple[str | int, ...] = (0,)
+        self.proven = False
         self.objectives: Objectives | None = None
         selected = self.select()
         check_own(self, self.model, selected)
@@ -96,7 +99,7 @@ class Adapter(ABC):
         self._check.before(x, live)
         logits = self.step(x)
         self._check.after(x, logits)
-        self._check.repeat([logits, *live], lambda: self._again(x, live))
+        self._check.settle([logits, *live], None if self.proven else lambda: self._again(x, live))
         logits = logits.detach()
         self.steps += 1
         if self.objectives is not None:

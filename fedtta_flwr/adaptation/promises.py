@@ -168,8 +168,8 @@ class StepCheck:
                 f"keep(), or leave it as it is: one model serves all clients of a node"
             )
 
-    def repeat(self, found: Sequence[Tensor], again: Callable[[], Sequence[Tensor]]) -> None:
-        """Compare the first step's logits and declared tensors with those of `again`, which takes it again.
+    def settle(self, found: Sequence[Tensor], again: Callable[[], Sequence[Tensor]] | None) -> None:
+        """Compare the first step's logits and declared tensors with those of `again`, if given, which takes it again.
 
         Raises
         ------
@@ -178,7 +178,9 @@ class StepCheck:
         """
         if self._ships or not self._places:
             return
-        if all(t.device.type == "cpu" for t in found):  # elsewhere sums may come out otherwise each time
+        if again is not None and all(
+            t.device.type == "cpu" for t in found
+        ):  # elsewhere sums may come out otherwise each time
             before = [t.detach().clone() for t in found]
             if not all(map(_same, before, again())):
                 raise ConfigError(

@@ -247,6 +247,19 @@ def test_those_that_ship_keep_their_promises_too(name: str, tiny, images, monkey
     assert adapter.steps == 2
 
 
+def test_who_has_served_a_client_before_takes_no_step_twice(tiny, images) -> None:
+    """On a device every message is a process: each round would begin with two more steps."""
+    adapter = CountsForItself(tiny(), NoOptions())
+    adapter.proven = True
+    adapter.adapt(images(4))
+    adapter.adapt(images(4))
+    assert adapter.seen == 2
+    once = CountsForItself(tiny(), NoOptions())
+    with pytest.raises(ConfigError, match=AGAIN):
+        once.adapt(images(4))
+    assert once.seen == 3
+
+
 def test_a_copy_is_no_tensor_of_the_models(tiny) -> None:
     with pytest.raises(ConfigError, match=HERE + r".*Copies': select\(\) returned a copy of bn\d\.\w+; return"):
         Copies(tiny(), NoOptions())
