@@ -178,9 +178,8 @@ class StepCheck:
         """
         if self._ships or not self._places:
             return
-        if again is not None and all(
-            t.device.type == "cpu" for t in found
-        ):  # elsewhere sums may come out otherwise each time
+        # Elsewhere than on a CPU sums may come out otherwise each time.
+        if again is not None and all(t.device.type == "cpu" for t in found):
             before = [t.detach().clone() for t in found]
             if not all(map(_same, before, again())):
                 raise ConfigError(
