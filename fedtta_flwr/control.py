@@ -28,6 +28,7 @@ QUIET = {
 }
 _FLWR = [
     sys.executable,
+    "-P",  # what lies in the working directory is not imported: it may be somebody else's
     "-c",
     "import sys; from flwr.cli.app import app; sys.argv[0] = 'flwr'; app()",
 ]

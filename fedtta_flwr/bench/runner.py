@@ -232,7 +232,7 @@ def _start(folder: Path, cell: Cell) -> Running:
     if not _goes_on(own, cell):
         shutil.rmtree(own, ignore_errors=True)  # what an unfinished run has left
     own.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "fedtta_flwr.bench.runner", str(folder), cell.id]
+    command = [sys.executable, "-P", "-m", "fedtta_flwr.bench.runner", str(folder), cell.id]
     with _log(folder, cell.id).open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: what Pillow may open: formats that its own code decodes (not, for example, PostScript, which runs a program)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+MOST_PIXELS = 50_000_000  # of an image; half a megabyte of PNG can be a gigabyte of pixels
 #: usual names of a data set's parts; a folder of nothing else is one too high, and would be read as so many classes
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
@@ -97,6 +98,8 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             mode = image.mode
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels, at most {MOST_PIXELS:,} are read")
             whole = _from_16_bits(image) if mode.startswith("I;16") else image  # which Pillow would cut off at 255
             small = whole.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     except UnidentifiedImageError:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from fedtta_flwr.errors import ConfigError, first_fault
 
 Arrays = Mapping[str, NDArray[Any]]
+MOST_BYTES = 2**31  # of the arrays in a file
 
 
 class _MajorMinor(BaseModel):
@@ -149,6 +150,9 @@ def read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
 def read_arrays(path: Path, fault: Callable[[Arrays, int], str], clients: int, faults: list[str]) -> Arrays | None:
     """Read an archive that `fault` finds nothing wrong with."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
+                raise ValueError(f"it holds {size:,} bytes, at most {MOST_BYTES:,} are read")
         with np.load(path, allow_pickle=False) as file:
             found = {key: file[key] for key in file.files}
         if wrong := fault(found, clients):
@@ -159,7 +163,7 @@ def read_arrays(path: Path, fault: Callable[[Arrays, int], str], clients: int, f
     except KeyError as error:
         faults.append(f"{path.name} cannot be read: it has no {error.args[0]}")
         return None
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         faults.append(f"{path.name} cannot be read: {error}")
         return None
     return found

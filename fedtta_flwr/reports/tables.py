@@ -68,11 +68,13 @@ class Table:
         ]
         output = io.StringIO()
         writer = csv.writer(output, lineterminator="\n")
-        writer.writerow([head for group in heads for head in group])
+        writer.writerow([_no_formula(head) for group in heads for head in group])
         for row in self.rows:
             cells: list[str] = []
             for i, (text, pair, mark) in enumerate(zip(row, pairs, marked, strict=True)):
-                plain = text if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip(MARKS)
+                plain = (
+                    _no_formula(text) if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip(MARKS)
+                )
                 mean, _, std = plain.partition(" ± ")
                 cells += [
                     *([mean, std] if pair else [plain]),
@@ -128,6 +130,11 @@ def signed(value: float | None, digits: int = 2) -> str:
         return ""
     text = f"{abs(value):,.{digits}f}"
     return text if not text.strip("0.,") else ("+" if value > 0 else MINUS) + text
+
+
+def _no_formula(text: str) -> str:
+    """Keep a name, which may be a device's, from being one that a spreadsheet computes."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _pipes(cells: Iterable[str]) -> str:

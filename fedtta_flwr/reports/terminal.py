@@ -12,6 +12,7 @@ from flwr.common.logger import log
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import few
@@ -117,7 +118,8 @@ class Terminal:
             table.add_column(self._titles[score], justify="right")
         for domain in self._directory.board.domains():
             row = [accuracy[self._keys[0]].get(domain) for accuracy in accuracies.values()]
-            table.add_row(domain, *("" if value is None else f"{value:.2f}" for value in row))
+            # As it is: what a device names so is no markup of rich's.
+            table.add_row(Text(domain), *("" if value is None else f"{value:.2f}" for value in row))
         table.add_section()
         table.add_row("average", *(f"{accuracy[self._keys[1]]:.2f}" for accuracy in accuracies.values()))
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH

@@ -39,6 +39,10 @@ LATE = "late"
 SEEN_FOR = {LATE: "late-seen", "post": "post-seen"}
 KNOWN_COUNTS = {*NAMES, LATE, "seen", *SEEN_FOR.values()}
 KNOWN_RECORDS = {INFO, STATE, DESCRIPTOR, SCORES, HEADS}
+KNOWN_INFO = {
+    *("clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round"),
+    *("steps", "undone", "largest-share", "forgot", "peak-memory", "peak-cuda", "started", "ended"),
+}
 LONGEST_NAME = 200
 #: bytes that a reply may have beside its clients' tensors
 SLACK = 2**20
@@ -92,9 +96,9 @@ def read_replies(
             elif (error := error_of(reply)) is None:
                 error = _enter(round_, reply, asked, limits, updates, intervals)
         except Exception as malformed:  # of what another machine says nothing can be relied on
-            error = printable(f"malformed reply: {type(malformed).__name__}: {malformed}")
+            error = f"malformed reply: {type(malformed).__name__}: {malformed}"
         if error is not None:
-            round_.missing |= dict.fromkeys(asked, error)
+            round_.missing |= dict.fromkeys(asked, printable(error))
     round_.samples = sum(update.examples for update in updates.values())
     all_asked = {client for clients in asked_by.values() for client in clients}
     round_.missing |= dict.fromkeys(all_asked - answered, IN_TIME)
@@ -123,6 +127,8 @@ def _enter(
         return f"malformed reply: it says nothing of {min(set(asked) - set(clients), default='one twice')}"
     if both := set(failed).intersection(updated):
         return f"malformed reply: {min(both)} failed and adapted at once"
+    if more := set(info) - KNOWN_INFO:
+        return f"malformed reply: {INFO} has {min(more)!r}; allowed: {', '.join(sorted(KNOWN_INFO))}"
     if unknown := set(reply.content) - KNOWN_RECORDS:
         return f"malformed reply: unknown record {min(unknown)!r}; allowed: {', '.join(sorted(KNOWN_RECORDS))}"
     if (number := _whole(info["round"], round_.number)) != round_.number:

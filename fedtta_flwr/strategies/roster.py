@@ -239,7 +239,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         )
     if hello.plugins != plugins:
         raise FederationError(
-            f"{who} has other code of your own than the server ({', '.join(hello.plugins) or 'none'}, expected "
+            f"{who} has other code of your own than the server ({few(hello.plugins) or 'none'}, expected "
             f"{', '.join(plugins) or 'none'}): install the same version there, and restart it"
         )
     if hello.config != config.fingerprint():
