@@ -24,6 +24,7 @@ from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_ar
 from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
+from fedtta_flwr.strategies.mailbox import is_far
 from fedtta_flwr.strategies.replies import Limits, read_replies
 from fedtta_flwr.strategies.robust import cap_weights, clip_changes
 from fedtta_flwr.strategies.roster import NEVER_HERE, Roster, gather
@@ -41,6 +42,9 @@ from fedtta_flwr.strategies.updates import (
     stack_updates,
 )
 from fedtta_flwr.usage import peak_memory
+
+LONGEST_OUTAGE = 3600.0  # seconds for which a run waits for somebody to be connected
+MOST_SILENT = 3  # rounds in a row in which nobody can be reached
 
 
 class PersonalizedStrategy(Strategy):
@@ -103,6 +107,7 @@ class PersonalizedStrategy(Strategy):
         self._asked_by: dict[str, list[str]] = {}
         self._resume = 0
         self._resuming: set[str] = set()
+        self._far, self._silent = False, 0  # whether nodes come and go; rounds in a row in which nobody was reached
 
     @abstractmethod
     def collaboration_matrix(self, updates: Updates) -> Tensor:
@@ -246,6 +251,7 @@ class PersonalizedStrategy(Strategy):
             If clients do not join, or none of them replies in a round.
         """
         torch.set_num_threads(self.config.threads)
+        self._far = is_far(grid)
         timeout = timeout or self.config.round_timeout
         train_config, evaluate_config = (
             train_config or ConfigRecord(),
@@ -362,8 +368,9 @@ class PersonalizedStrategy(Strategy):
         Raises
         ------
         FederationError
-            If nobody comes within the time of a round.
+            If nobody comes within an hour, or the time of a round if that is more.
         """
+        timeout = max(timeout, LONGEST_OUTAGE)
         deadline = time.monotonic() + timeout
         self.roster.refresh(grid, self.config)
         while not self.roster.nodes():
@@ -461,7 +468,14 @@ class PersonalizedStrategy(Strategy):
         asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)
-            raise FederationError(f"{exchange}: no client could take part; {first}: {round_.missing[first]}")
+            self._silent += 1
+            # All at once out of reach: the server's own network, as a rule. What they say themselves ends the run.
+            outage = self._far and round_.number > 1 and asked <= round_.unreached
+            if not outage or self._silent == MOST_SILENT:
+                raise FederationError(f"{exchange}: no client could take part; {first}: {round_.missing[first]}")
+            log(logging.WARNING, "%s: no client could be reached; nothing is mixed", exchange)
+        else:
+            self._silent = 0
         return read, rejected
 
     def _tell(self, began: float) -> None:

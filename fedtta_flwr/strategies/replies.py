@@ -46,6 +46,13 @@ KNOWN_INFO = {
 LONGEST_NAME = 200
 #: bytes that a reply may have beside its clients' tensors
 SLACK = 2**20
+#: Flower's errors for a node that was lost on the way; while there is time it may come back
+GONE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 #: Flower's error for what has expired before it was answered; it speaks of a database
 EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
 IN_TIME = "no reply in time"
@@ -91,6 +98,8 @@ def read_replies(
         asked = asked_by[reply.metadata.reply_to_message_id]
         answered.update(asked)
         try:
+            if reply.has_error() and reply.error.code in GONE:
+                round_.unreached.update(asked)
             if reply.has_error() and reply.error.code == EXPIRED:
                 error: str | None = IN_TIME
             elif (error := error_of(reply)) is None:
@@ -102,6 +111,7 @@ def read_replies(
     round_.samples = sum(update.examples for update in updates.values())
     all_asked = {client for clients in asked_by.values() for client in clients}
     round_.missing |= dict.fromkeys(all_asked - answered, IN_TIME)
+    round_.unreached |= all_asked - answered
     round_.seconds["client"] = sum(end - start for start, end in intervals)
     round_.seconds["busy"] = busy_seconds(intervals)
     return updates

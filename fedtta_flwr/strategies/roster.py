@@ -8,7 +8,6 @@ from logging import WARNING
 from typing import Annotated, Self
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,14 +18,8 @@ from fedtta_flwr.plugins import device_code
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
 from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, unguessable
 from fedtta_flwr.strategies.mailbox import Mailbox, is_far
+from fedtta_flwr.strategies.replies import GONE
 
-#: Flower's errors for a node that was lost on the way; while there is time it may come back
-GONE = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
 #: seconds after which a node that cannot serve the run is asked again: somebody may have mended it
 ASK_AGAIN = 60.0
 NEVER_HERE = "it has not joined"

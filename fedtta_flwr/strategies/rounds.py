@@ -51,6 +51,8 @@ class Round:
         (client, test set) -> how many samples [BINS] gave the global head which weight, in equal bins on [0, 1].
     missing : dict of str to str
         Client -> why it took no part.
+    unreached : set of str
+        Those of them that could not be reached, or did not answer in time.
     steps, undone : dict of str to int
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     largest_share : dict of str to float
@@ -78,6 +80,7 @@ class Round:
     interpolation: dict[tuple[str, str], NDArray[np.int64]] = field(default_factory=dict)
     samples: int = 0
     missing: dict[str, str] = field(default_factory=dict)
+    unreached: set[str] = field(default_factory=set)
     steps: dict[str, int] = field(default_factory=dict)
     undone: dict[str, int] = field(default_factory=dict)
     largest_share: dict[str, float] = field(default_factory=dict)

@@ -115,6 +115,42 @@ def test_below_the_quorum_everybody_keeps_its_own(run: Any, caplog: pytest.LogCa
     assert lines[0]["accuracy"]["post"] != lines[0]["accuracy"]["local"]
 
 
-def test_an_empty_house_is_waited_for_and_then_reported(run: Any) -> None:
+class HttpGrid(Fleet):
+    """By its name one whose nodes may be out of reach: in these rounds no message arrives."""
+
+    silent: tuple[int, ...] = ()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        visits = [m.content.config_records["visit"] for m in messages if "visit" in m.content]
+        if not visits or visits[0]["round"] not in self.silent:
+            return super().push_messages(messages)
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"lost-{message.metadata.dst_node_id}"
+        return [message.metadata.message_id for message in messages]
+
+
+def test_an_outage_of_all_at_once_ends_nothing(apps: tuple[Any, Any], tmp_path: Path, caplog: Any) -> None:
+    def start(name: str, silent: tuple[int, ...]) -> list[dict[str, Any]]:
+        flat = TINY | {"output-dir": str(tmp_path / name), "strategy": "fedavg", "round-timeout": 1.0}
+        grid = HttpGrid(apps[1], RunConfig.from_flat(flat), {})
+        grid.silent = silent
+        with federation(flat) as strategy:
+            strategy.start(grid)
+        return [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+
+    lines = start("run", (2, 3, 5))  # the closing exchange, too
+    assert [line["clients"] for line in lines] == [4, 0, 0, 4]
+    assert lines[1]["screened"] == dict.fromkeys(ALL, "no reply in time")
+    assert caplog.text.count("no client could be reached; nothing is mixed") == 3
+    assert [line["samples"] for line in lines] == [20, 0, 0, 20]  # they go on where they were
+    with pytest.raises(FederationError, match="round 1: no client could take part; client-00: no reply in time"):
+        start("never", (1,))
+    with pytest.raises(FederationError, match="round 4: no client could take part; client-00: no reply in time"):
+        start("gone", (2, 3, 4))
+
+
+def test_an_empty_house_is_waited_for_and_then_reported(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtta_flwr.strategies.base.LONGEST_OUTAGE", 0.2)
     with pytest.raises(FederationError, match="no node has been connected for"):
         run({2: "0123"}, **{"round-timeout": 0.2})
