@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import CheckpointError, ConfigError, in_words
 from fedtta_flwr.files import BESIDE, read_tensors, write_tensors
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.records import from_arrays, to_arrays
@@ -95,10 +95,8 @@ class Memory:
     def recall(self, client: str, until: int | None = None) -> Remembered | None:
         """Return a client's latest state, or with `until` its latest one written up to that round, if there is any.
 
-        Raises
-        ------
-        CheckpointError
-            If a file is damaged.
+        A damaged file is reported and passed over: a client that forgets goes on, one that raises is out until somebody
+        comes by.
         """
         # Not by `config_records` and `array_records`, which make new mappings of everybody's records at each call.
         about = self._records.get(client)
@@ -111,7 +109,11 @@ class Memory:
         # A checkpoint is for a run that is resumed: while one goes on, it would bring batches back.
         checkpoints = _checkpoints(self._folder, client) if until is not None else ()
         for path in (_latest(self._folder, client), *checkpoints):
-            found = _read(path) if path.is_file() else None
+            try:
+                found = _read(path) if path.is_file() else None
+            except CheckpointError as error:
+                log(logging.WARNING, "%s: without it the client goes on with an earlier state, or a new one", error)
+                continue
             if found is not None and (until is None or found.cursor.round <= until):
                 return found
         return None
@@ -211,11 +213,14 @@ def _is_ours(path: Path) -> bool:
 
 def _read(path: Path) -> Remembered:
     tensors, about = read_tensors(path)
-    grouped: dict[str, dict[str, object]] = {part: {} for part in about["parts"]}
-    for key, t in tensors.items():
-        part, _, name = key.partition("/")
-        grouped[part][name] = t
-    return Remembered(Cursor(*about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
+    try:
+        grouped: dict[str, dict[str, object]] = {part: {} for part in about["parts"]}
+        for key, t in tensors.items():
+            part, _, name = key.partition("/")
+            grouped[part][name] = t
+        return Remembered(Cursor(*about["cursor"]), {part: to_arrays(state) for part, state in grouped.items()})  # type: ignore[arg-type]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: holds no state of a client ({in_words(error)})") from None
 
 
 def _write_latest(folder: Path, client: str, state: Remembered) -> None:

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.files import write_tensors
 from fedtta_flwr.memory import KEPT_DAYS, Cursor, Memory, Remembered, state_folder
 from fedtta_flwr.records import from_arrays, to_arrays
@@ -109,13 +109,18 @@ def test_a_checkpoint_keeps_no_state_of_after_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
-    Memory(RecordDict(), tmp_path).keep({"a": state(1)})
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match="restore it from a copy") as caught:
-        Memory(RecordDict(), tmp_path).recall("a")
-    assert "\n" not in str(caught.value)
+def test_a_damaged_state_is_passed_over(tmp_path: Path, warned: list[str]) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"x": state(4)}, checkpoint=state(4).cursor.round)
+    memory.keep({"x": state(6)}, checkpoint=state(4).cursor.round)
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    assert Memory(RecordDict(), tmp_path).recall("x") is None
+    (line,) = [line for line in warned if "x.safetensors" in line]
+    assert "cannot be read as saved tensors" in line
+    assert "\n" not in line
+    found = Memory(RecordDict(), tmp_path).recall("x", until=state(4).cursor.round)  # one of a checkpoint is there
+    assert found is not None
+    assert found.cursor == state(4).cursor
 
 
 def test_a_folder_that_cannot_be_written_is_one_line_a_visit_and_ends_nothing(
