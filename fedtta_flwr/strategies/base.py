@@ -25,7 +25,7 @@ from fedtta_flwr.registry import ships
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
 from fedtta_flwr.strategies.mailbox import is_far
-from fedtta_flwr.strategies.replies import Limits, read_replies
+from fedtta_flwr.strategies.replies import SLACK, Limits, read_replies
 from fedtta_flwr.strategies.robust import cap_weights, clip_changes
 from fedtta_flwr.strategies.roster import NEVER_HERE, Roster, gather
 from fedtta_flwr.strategies.rounds import Observer, Round
@@ -44,6 +44,7 @@ from fedtta_flwr.strategies.updates import (
 from fedtta_flwr.usage import peak_memory
 
 LONGEST_OUTAGE = 3600.0  # seconds for which a run waits for somebody to be connected
+NAMES = 1000  # bytes of a name in a reply, in whatever alphabet, and what frames it
 MOST_SILENT = 3  # rounds in a row in which nobody can be reached
 
 
@@ -442,21 +443,30 @@ class PersonalizedStrategy(Strategy):
         self._round.bytes_down = sum(payload_bytes(message) for message in messages)
         began = time.perf_counter()
         # Who comes back while others are waited for shall take part in the next round.
-        replies = send_and_receive(grid, messages, timeout, lambda: self.roster.refresh(grid, self.config))
+        limits = self._limits()
+        # Beside its tensors a client sends names: of itself, of a corruption a slot.
+        largest = [len(_clients(m)) * (limits.bytes + (limits.slots + 9) * NAMES) + SLACK for m in messages]
+        replies = send_and_receive(grid, messages, timeout, lambda: self.roster.refresh(grid, self.config), largest)
         self._round.seconds["exchange"] = time.perf_counter() - began
         self._asked_by = {m.metadata.message_id: _clients(m) for m in messages}
         return replies
 
+    def _expected_now(self) -> Update:
+        """Return the form of an update in this exchange; in the closing one nothing is adapted."""
+        return Update({}, None, 0) if self._round.closing else self.expected()
+
+    def _limits(self) -> Limits:
+        """Return what a reply can say at most in this exchange."""
+        expected, classes, slots = self._expected_now(), self.roster.classes, self.config.aggregate_every
+        size = sum(t.nbytes for t in (*expected.state.values(), *expected.described().values()))
+        counts = 4 * classes * (slots + 1) * (2 * len(SCORES) + 2)
+        return Limits(classes, slots, self.largest_slot(), self.config.round_timeout, 2 * (size + counts))
+
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
         round_ = self._round
-        expected = Update({}, None, 0) if round_.closing else self.expected()
-        classes, slots = self.roster.classes, self.config.aggregate_every
-        size = sum(t.nbytes for t in (*expected.state.values(), *expected.described().values()))
-        counts = 4 * classes * (slots + 1) * (2 * len(SCORES) + 2)
-        limits = Limits(classes, slots, self.largest_slot(), self.config.round_timeout, 2 * (size + counts))
-        read = read_replies(round_, replies, self._asked_by, limits)
-        rejected = screen(read, expected) if read else {}
+        read = read_replies(round_, replies, self._asked_by, self._limits())
+        rejected = screen(read, self._expected_now()) if read else {}
         round_.missing |= rejected
         exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}

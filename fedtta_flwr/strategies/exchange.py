@@ -1,5 +1,6 @@
 """Sending a round's messages and collecting the replies, with a short adaptive wait."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,11 @@ def unguessable() -> str:
 
 
 def send_and_receive(
-    grid: Grid, messages: Sequence[Message], timeout: float, meanwhile: Callable[[], object] = lambda: None
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    meanwhile: Callable[[], object] = lambda: None,
+    largest: Sequence[float] | None = None,
 ) -> list[Message]:
     """Push messages and pull their replies until all are there or the time is up.
 
@@ -41,6 +46,8 @@ def send_and_receive(
         Seconds.
     meanwhile : callable
         Called every second of waiting.
+    largest : sequence of float, optional
+        Bytes of the largest reply to each message that is taken.
 
     Returns
     -------
@@ -48,7 +55,7 @@ def send_and_receive(
         In the order of arrival; whose reply is missing is for the caller to find out.
     """
     mail = Mailbox()
-    mail.push(grid, messages)
+    mail.push(grid, messages, [math.inf] * len(messages) if largest is None else largest)
     first, longest = (LONGEST_WAIT, LONGEST_WAIT) if is_far(grid) else (FIRST_WAIT, LONGEST_HERE)
     looked = time.monotonic()
     deadline, wait = looked + timeout, first

@@ -1,6 +1,6 @@
 """The replies to messages, each by itself: one that is damaged, or never comes whole, holds up none of the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,11 +47,15 @@ class Mailbox:
     def __init__(self) -> None:
         self.waiting: dict[str, int] = {}
         self._arriving: dict[str, _Arriving] = {}
+        self._largest: dict[str, float] = {}
 
-    def push(self, grid: Grid, messages: Sequence[Message]) -> None:
-        """Send messages; Flower says of some that they could not be."""
-        sent = zip(grid.push_messages(messages), messages, strict=False)  # none where they were too much at once
-        self.waiting |= {message_id: message.metadata.dst_node_id for message_id, message in sent if message_id}
+    def push(self, grid: Grid, messages: Sequence[Message], largest: Sequence[float]) -> None:
+        """Send messages, to which replies of so many bytes are taken; Flower says of some that they could not be."""
+        sent = zip(grid.push_messages(messages), messages, largest, strict=False)  # none where they were too much
+        for message_id, message, most in sent:
+            if message_id:
+                self.waiting[message_id] = message.metadata.dst_node_id
+                self._largest[message_id] = most
 
     def pull(self, grid: Grid) -> list[Message]:
         """Return the replies that have come; who sent them, and what they answer, is as it was asked."""
@@ -64,6 +68,7 @@ class Mailbox:
             replies = self._fetch(client, grid)
         for asked, reply in replies.items():
             reply.metadata.__dict__["_src_node_id"] = self.waiting.pop(asked)  # an error's is Flower's own
+            del self._largest[asked]
         return list(replies.values())
 
     def _fetch(self, client: "RuntimeHttpClient", grid: Any) -> dict[str, Message]:
@@ -88,10 +93,10 @@ class Mailbox:
         for asked, arriving in list(self._arriving.items()):
             missing = [part for part in arriving.parts[:MOST_PARTS] if part not in arriving.there]
             try:
-                with ThreadPoolExecutor(AT_A_TIME) as threads:
-                    for part, content in zip(missing, threads.map(fetch, missing), strict=True):
-                        arriving.there[part] = content
+                self._fetch_parts(arriving, missing, fetch, self._largest[asked])
                 found = _inflated(arriving)
+            except _TooLargeError as error:
+                found = Error(ErrorCode.UNKNOWN, f"malformed reply: {error}")
             except ObjectUnavailableError:
                 continue  # it is still being sent
             except ObjectPullError:
@@ -105,6 +110,22 @@ class Mailbox:
             confirm = ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=arriving.reply)
             client.ConfirmMessageReceived(confirm)
         return replies
+
+    def _fetch_parts(
+        self, arriving: _Arriving, missing: Sequence[str], fetch: Callable[[str], bytes], most: float
+    ) -> None:
+        """Fetch parts, some at a time: what is larger than it can be is not held until all of it is there."""
+        with ThreadPoolExecutor(AT_A_TIME) as threads:
+            for first in range(0, len(missing), AT_A_TIME):
+                some = missing[first : first + AT_A_TIME]
+                for part, content in zip(some, threads.map(fetch, some), strict=True):
+                    arriving.there[part] = content
+                if sum(map(len, arriving.there.values())) > most:
+                    raise _TooLargeError(f"larger than {most:,.0f} bytes")
+
+
+class _TooLargeError(Exception):
+    """A reply that is larger than it can be."""
 
 
 def _inflated(arriving: _Arriving) -> RecordDict | Error:

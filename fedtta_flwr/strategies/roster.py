@@ -22,6 +22,7 @@ from fedtta_flwr.strategies.replies import GONE
 
 #: seconds after which a node that cannot serve the run is asked again: somebody may have mended it
 ASK_AGAIN = 60.0
+LARGEST_HELLO = 2.0**24  # bytes of what a node says of itself
 NEVER_HERE = "it has not joined"
 
 
@@ -120,7 +121,7 @@ class Roster:
         if new:
             nonce = {"nonce": ConfigRecord({"nonce": unguessable()})}
             messages = [Message(RecordDict(nonce), node_id, HELLO, group_id="0") for node_id in new]  # type: ignore[arg-type]
-            self._mail.push(grid, messages)
+            self._mail.push(grid, messages, [LARGEST_HELLO] * len(messages))
         answers = []
         for reply in self._mail.pull(grid):
             node_id = reply.metadata.src_node_id

@@ -1,5 +1,6 @@
 """Replies over a SuperLink: damaged ones, lying ones and ones that never come whole are those of their node alone."""
 
+import math
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -90,10 +91,11 @@ class SuperLink(LocalGrid):
         return [one.object_id for one in iterate_object_tree(self.trees[message_id][1])]
 
 
-def asked(grid: SuperLink) -> tuple[Mailbox, list[str]]:
+def asked(grid: SuperLink, largest: float = math.inf) -> tuple[Mailbox, list[str]]:
     """Ask all nodes; return the mailbox and the messages' ids."""
     mail = Mailbox()
-    mail.push(grid, [Message(RecordDict(), node, "query.hello") for node in grid.get_node_ids()])
+    messages = [Message(RecordDict(), node, "query.hello") for node in grid.get_node_ids()]
+    mail.push(grid, messages, [largest] * len(messages))
     return mail, list(mail.waiting)
 
 
@@ -169,6 +171,19 @@ def test_who_sent_it_and_what_it_answers_is_not_for_the_reply_to_say() -> None:
     assert said(replies) == {2: 0, 3: 1}
     answers = {r.metadata.src_node_id: r.metadata.reply_to_message_id for r in replies}
     assert answers == {m.metadata.dst_node_id: m.metadata.message_id for m in messages}
+
+
+def test_one_that_is_too_large_is_not_fetched_to_its_end() -> None:
+    grid = SuperLink(2)
+    mail, ids = asked(grid, largest=10_000)
+    ours = grid.parts_of(ids[0])
+    for part in ours[:-1]:  # children come first
+        if part not in grid.parts_of(ids[1]):
+            grid.objects[part] = b"x" * 20_000
+    found = said(mail.pull(grid))
+    assert found == {2: "malformed reply: larger than 10,000 bytes (code 0)", 3: 1}
+    assert not mail.waiting
+    assert not mail._largest
 
 
 def test_one_of_too_many_parts_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
