@@ -1,5 +1,6 @@
 """Images in files: a tree with a folder for each class, and single files that may be anything."""
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ class ImageTree:
         Raises
         ------
         DataError
-            A file is damaged.
+            A file is damaged, or cannot be read.
         """
         result = np.empty((len(rows), self._size, self._size, 3), np.uint8)
         for i, row in enumerate(rows):
@@ -81,6 +82,8 @@ class ImageTree:
             except ValueError as error:
                 expected = "an image of 8 or 16 bits a channel"
                 raise DataError(f"{path}: {error}, expected {expected}; remove or replace it") from None
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read ({error.strerror}); see to the file or its disk") from None
         return result
 
 
@@ -92,6 +95,8 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     ValueError
         It is not an image of `FORMATS`, is damaged, cut off or too large, or its range is not known; the text says
         which, in a few words.
+    OSError
+        It cannot be read, which says nothing about what is in it.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -105,6 +110,9 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     except UnidentifiedImageError:
         raise ValueError(f"not an image ({_size_of(path)} bytes)") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        # Pillow's own have no number; EINVAL is a seek to where a damaged header points.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"damaged or not yet complete ({reason})") from None
     if mode in ("I", "F"):

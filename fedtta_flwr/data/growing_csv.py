@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtta_flwr.errors import DataError
-from fedtta_flwr.files import append
+from fedtta_flwr.files import Outage, append
 
 
 class GrowingCsv:
     """A table with a fixed header.
+
+    Rows that cannot be written, on a full disk say, are kept in memory and written before the next ones. They end with
+    the process: whoever opens the table then does not find them.
 
     Parameters
     ----------
@@ -33,18 +36,23 @@ class GrowingCsv:
         self._columns = [self._header.index(name) for name in key]
         self._keys: set[tuple[str, ...]] = set()
         self._end = 0
+        self._unwritten: list[Sequence[str]] = []
+        self._outage = Outage(path)
         self.keys()
 
     def keys(self) -> set[tuple[str, ...]]:
-        """Return what the columns of the key hold in all complete rows: live, and not to be changed."""
+        """Return what the columns of the key hold in all complete rows, and in those that are not written yet.
+
+        The set is live, and not to be changed.
+        """
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._end:  # it was replaced or emptied
-                    self._keys, self._end = set(), 0
+                    self._begin_again()
                 file.seek(self._end)
                 new = file.read()
         except FileNotFoundError:
-            self._keys, self._end = set(), 0
+            self._begin_again()
             return self._keys
         except OSError as error:
             raise DataError(f"{self._path}: cannot be read ({error.strerror})") from None
@@ -56,34 +64,43 @@ class GrowingCsv:
         if self._end == 0 and rows and tuple(rows[0]) != self._header:
             raise DataError(f"{self._path}: begins with {rows[0]}, expected {','.join(self._header)}; move it away")
         whole = (row for row in rows if len(row) == len(self._header) and tuple(row) != self._header)
-        self._keys.update(tuple(row[column] for column in self._columns) for row in whole)
+        self._keys.update(map(self._key, whole))
         self._end += len(new)
         return self._keys
 
     def append(self, rows: Sequence[Sequence[str]]) -> None:
-        """Append rows, all or none; make the file where it is not there yet.
+        """Append rows, all or none, after those that could not be written before; the file is made if it is absent.
 
-        Raises
-        ------
-        DataError
-            It cannot be written.
+        Where they cannot be written the log says so once, and they are kept for the next call, which may bring no rows.
         """
-        if not rows:
-            return
+        self._unwritten += rows
+        self._keys.update(map(self._key, rows))
+        if self._unwritten:
+            with self._outage.endured():
+                self._write()
+                self._unwritten = []
+
+    def _write(self) -> None:
         text = io.StringIO()
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab+") as file:
-                if file.tell() == 0:
-                    csv.writer(text, lineterminator="\n").writerow(self._header)
-                else:
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        text.write("\n")
-                csv.writer(text, lineterminator="\n").writerows(rows)
-                append(self._path, text.getvalue().encode(errors="surrogateescape"))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab+") as file:
+            end = file.tell()
+            if end == 0:
+                csv.writer(text, lineterminator="\n").writerow(self._header)
+            else:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    text.write("\n")
+            csv.writer(text, lineterminator="\n").writerows(self._unwritten)
+            append(self._path, text.getvalue().encode(errors="surrogateescape"))
+            try:
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise DataError(
-                f"{self._path}: cannot be written ({error.strerror}); free space or set predictions-dir"
-            ) from None
+            except OSError:  # network file systems say only now that there is no room
+                file.truncate(end)
+                raise
+
+    def _begin_again(self) -> None:
+        self._keys, self._end = set(map(self._key, self._unwritten)), 0
+
+    def _key(self, row: Sequence[str]) -> tuple[str, ...]:
+        return tuple(row[column] for column in self._columns)

@@ -18,7 +18,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.contracts import to_tensor
 from fedtta_flwr.data.folders import read_image
 from fedtta_flwr.data.growing_csv import GrowingCsv
-from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.errors import ConfigError, DataError, few
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.registry import names_in
 
@@ -29,14 +29,19 @@ PREDICTIONS, SKIPPED = "predictions.csv", "skipped.csv"
 PREDICTIONS_HEADER = ("file", "class", "probability", "model_version")
 SKIPPED_HEADER = ("file", "reason", "bytes", "modified_ns")
 POLL = 0.1  # seconds between two looks at the folder while waiting for a full batch
+FRESH = 2_000_000_000  # nanoseconds: a file that changed so lately and is no image is probably still being written
 
 
 class LiveStream:
     """The images of one folder in the order of their arrival: modification time, then name.
 
     Every file needs a name of its own: one that is overwritten after its prediction is not seen again. Sub-folders and
-    names that begin with a dot are passed over. A file that is not an image, or not complete yet, is skipped with one
-    line in the log and one in ``skipped.csv``; when it changes it is looked at again.
+    names that begin with a dot are passed over. A file that is not an image, or not complete yet, is named in the log
+    and in ``skipped.csv`` once it is two seconds old; when it changes it is looked at again. One that cannot be read is
+    named in the log once, and tried again at every look.
+
+    What cannot be written to these tables is kept in memory. A visit may be a process of its own: images whose rows it
+    could not write until its end are new again at the next one.
 
     Parameters
     ----------
@@ -56,7 +61,7 @@ class LiveStream:
     Raises
     ------
     DataError
-        A folder is absent, or what is in it cannot be read or written.
+        A folder is absent or cannot be read, or a table in it is damaged or of something else.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class LiveStream:
         self._predicted = GrowingCsv(output / PREDICTIONS, PREDICTIONS_HEADER, key=("file",))
         self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER, key=("file", "bytes", "modified_ns"))
         self._handed_out: dict[int, list[str]] = {}
+        self._told: set[str] = set()  # names of those that cannot be read
 
     def __len__(self) -> int:
         """Return the number of slots, some of which may turn out to be empty."""
@@ -79,6 +85,7 @@ class LiveStream:
         """Return the oldest new images [B, 3, S, S] in [0, 1], 0 <= B <= batch size, and no labels."""
         # Slots that come again, because a visit failed half-way, give back what they had.
         self._handed_out = {s: names for s, names in self._handed_out.items() if s < slot}
+        self._predicted.append(())  # there may be room again, also where no image comes
         deadline = time.monotonic() + self._wait
         images: dict[str, NDArray[np.uint8]] = {}
         while True:
@@ -111,25 +118,40 @@ class LiveStream:
         self._predicted.append([(name, str(k), f"{p:.6f}", str(version)) for name, k, p in rows])
 
     def _collect(self, images: dict[str, NDArray[np.uint8]]) -> None:
-        """Add new images until the batch is full; note what cannot be read."""
-        from flwr.common.logger import log
-
+        """Add new images until the batch is full; note what is no image, and say what cannot be read."""
         predicted, skipped = self._predicted.keys(), self._skipped.keys()
         known = images.keys() | {name for names in self._handed_out.values() for name in names}
-        for name, bytes_, modified in self._arrivals():
+        arrivals, unreadable = self._arrivals()
+        rows: list[tuple[str, str, str, str]] = []
+        for name, bytes_, modified in arrivals:
             if len(images) >= self._batch_size:
-                return
+                break
             if name in known or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped:
                 continue
             try:
                 images[name] = read_image(self._folder / name, self._image_size)
+            except FileNotFoundError:
+                continue  # removed or renamed since the listing
+            except OSError as error:  # it says nothing about the content: no row, so the next look tries again
+                unreadable[name] = str(error.strerror)
             except ValueError as error:
-                log(WARNING, "%s: skipped: %s", self._folder / name, error)
-                self._skipped.append([(name, str(error), str(bytes_), str(modified))])
+                if not 0 <= time.time_ns() - modified < FRESH:  # a time to come is that of another clock
+                    rows.append((name, str(error), str(bytes_), str(modified)))
+        self._skipped.append(rows)
+        self._warn("skipped", {row[0]: row[1] for row in rows})
+        self._warn("cannot be read now", {name: unreadable[name] for name in unreadable if name not in self._told})
+        self._told |= unreadable.keys()
 
-    def _arrivals(self) -> list[tuple[str, int, int]]:
-        """Return (name, bytes, modification time) of the files there, in the order of their arrival."""
-        found = []
+    def _warn(self, what: str, reasons: Mapping[str, str]) -> None:
+        from flwr.common.logger import log
+
+        if reasons:
+            named = few([f"{name} ({reason})" for name, reason in reasons.items()])
+            log(WARNING, "%s: %s: %s", self._folder, what, named)
+
+    def _arrivals(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+        """Return (name, bytes, modification time) of files in the order of arrival, and why entries cannot be read."""
+        found, unreadable = [], {}
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
@@ -141,9 +163,11 @@ class LiveStream:
                             found.append((about.st_mtime_ns, entry.name, about.st_size))
                     except FileNotFoundError:
                         continue  # removed between the listing and the look at it
+                    except OSError as error:  # a link in a circle, say: the others are to go on
+                        unreadable[entry.name] = str(error.strerror)
         except OSError as error:
             raise DataError(f"{self._folder}: cannot be read ({error.strerror}); check the watched folder") from None
-        return [(name, size, modified) for modified, name, size in sorted(found)]
+        return [(name, size, modified) for modified, name, size in sorted(found)], unreadable
 
 
 def live_folders(config: RunConfig, client: str, node_config: Mapping[str, object]) -> tuple[Path, Path]:

@@ -197,6 +197,16 @@ def test_a_cell_that_is_still_ending_is_waited_for(tmp_path: Path, monkeypatch: 
     assert [cell.id for cell in left] == ["Broken.seed0", "FedAvg.seed0"]
 
 
+def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
+    command = [Path(sys.executable).with_name("fedtta"), "bench", written_spec(tmp_path), "--quick"]
+    done = subprocess.run(
+        [*command, "--only", "strategy=Local", "--output", "out"], cwd=tmp_path, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert is_finished(cell_folder(tmp_path / "out", "Local.seed0"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_log_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     command = [*FEDTTA, "bench", written_spec(tmp_path), "--quick", "--only", "strategy=Local", "--output"]

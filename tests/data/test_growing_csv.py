@@ -1,6 +1,7 @@
 """A table that grows, also where a disk is full in the middle of a row."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 
 from fedtta_flwr import files
 from fedtta_flwr.data.growing_csv import GrowingCsv
-from fedtta_flwr.errors import DataError
 
 HEADER = ("file", "class")
 
@@ -50,8 +50,42 @@ def test_a_row_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         original = files.append
         patch.setattr("fedtta_flwr.data.growing_csv.append", lambda path, content: original(Disk(path), content))
-        with pytest.raises(DataError, match=r"rows.csv: cannot be written \(No space left on device\)"):
-            table.append([("b, b", "2")])  # four bytes end within the quotes, which would swallow all that follows
+        table.append([("b, b", "2")])  # four bytes end within the quotes, which would swallow all that follows
     assert path.read_bytes() == before
+    assert GrowingCsv(path, HEADER, key=("file",)).keys() == {("a",)}
+    assert table.keys() == {("a",), ("b, b",)}  # what is in memory only is known, too
     table.append([("c", "3"), ("d, d", "4")])
-    assert GrowingCsv(path, HEADER, key=("file",)).keys() == {("a",), ("c",), ("d, d",)} == table.keys()
+    assert path.read_bytes() == before + b'"b, b",2\nc,3\n"d, d",4\n'
+    assert GrowingCsv(path, HEADER, key=("file",)).keys() == {("a",), ("b, b",), ("c",), ("d, d",)} == table.keys()
+
+
+def full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_rows_in_memory_outlast_a_file_that_is_removed_and_wait_for_a_call_without_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.csv"
+    table = GrowingCsv(path, HEADER, key=("file",))
+    table.append([("a", "1")])
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtta_flwr.data.growing_csv.append", full)
+        table.append([("b", "2")])
+    path.unlink()
+    assert table.keys() == {("b",)}
+    table.append(())
+    assert path.read_bytes() == b"file,class\nb,2\n"
+    table.append(())
+    assert path.read_bytes() == b"file,class\nb,2\n"
+
+
+def test_a_disk_that_is_found_full_after_the_write_gets_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = GrowingCsv(tmp_path / "rows.csv", HEADER, key=("file",))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        table.append([("a", "1")])
+    table.append([("b", "2")])
+    assert (tmp_path / "rows.csv").read_bytes() == b"file,class\na,1\nb,2\n"

@@ -1,8 +1,11 @@
 """Images that arrive in a folder: order, what is skipped, what is written, and whole runs without labels."""
 
 import csv
+import errno
 import logging
 import os
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, check_data, open_data
+from fedtta_flwr.data.folders import ImageTree, read_image
 from fedtta_flwr.data.live import LiveStream, live_folders
 from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.models.source import embedded_checkpoint
@@ -50,6 +54,12 @@ def warnings() -> Iterator[list[str]]:
 def arrive(folder: Path, name: str, grey: int, when: int) -> None:
     Image.new("RGB", (40, 50), (grey, grey, grey)).save(folder / name)
     os.utime(folder / name, ns=(when, when))
+
+
+def lie(path: Path, content: bytes = b"<html>") -> None:
+    """Write what has been there for some time."""
+    path.write_bytes(content)
+    os.utime(path, ns=(1000, 1000))
 
 
 def stream(folder: Path, batch_size: int = 4, slots: int = 9, wait: float = 0.0) -> LiveStream:
@@ -135,9 +145,9 @@ def test_names_of_all_kinds_survive_the_csv(folder: Path) -> None:
 
 def test_what_is_no_image_is_skipped_once_with_a_line(folder: Path, warnings: list[str]) -> None:
     arrive(folder, "good.png", 50, 0)
-    (folder / "notes.txt").write_text("hello")
-    (folder / "page.jpg").write_bytes(b"<html>")
-    (folder / ".hidden.png").write_bytes(b"")
+    lie(folder / "notes.txt", b"hello")
+    lie(folder / "page.jpg")
+    lie(folder / ".hidden.png", b"")
     (folder / "sub").mkdir()
     own = stream(folder)
     for slot in range(3):
@@ -147,8 +157,8 @@ def test_what_is_no_image_is_skipped_once_with_a_line(folder: Path, warnings: li
     assert rows[0] == ["file", "reason", "bytes", "modified_ns"]
     assert sorted(row[0] for row in rows[1:]) == ["notes.txt", "page.jpg"]
     assert "not an image (6 bytes)" in rows[1][1] + rows[2][1]
-    assert len(warnings) == 2
-    assert all("skipped" in line for line in warnings)
+    about = "notes.txt (not an image (5 bytes)), page.jpg (not an image (6 bytes))"
+    assert warnings == [f"{folder}: skipped: {about}"]
     stream(folder).batch(0)
     assert len(table(folder / "skipped.csv")) == 3
 
@@ -158,7 +168,7 @@ def test_a_file_still_being_written_is_taken_when_it_is_complete(folder: Path, n
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / name)
     whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) // 2])
+    lie(folder / name, whole[: len(whole) // 2])
     own = stream(folder)
     assert own.batch(0)[0].shape[0] == 0
     assert "not yet complete" in table(folder / "skipped.csv")[1][1]
@@ -166,8 +176,113 @@ def test_a_file_still_being_written_is_taken_when_it_is_complete(folder: Path, n
     assert own.batch(1)[0].shape[0] == 1
 
 
+def test_a_file_that_is_no_image_gets_no_row_until_it_is_some_seconds_old(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, now = stream(folder), time.time_ns()
+    (folder / "video.mp4").write_bytes(b"grows")
+    (folder / "ahead.mp4").write_bytes(b"of our clock")
+    os.utime(folder / "video.mp4", ns=(now, now))
+    os.utime(folder / "ahead.mp4", ns=(now + 10**13, now + 10**13))
+    monkeypatch.setattr("fedtta_flwr.data.live.time.time_ns", lambda: now + 1_900_000_000)
+    own.batch(0)
+    assert [row[0] for row in table(folder / "skipped.csv")[1:]] == ["ahead.mp4"]
+    monkeypatch.setattr("fedtta_flwr.data.live.time.time_ns", lambda: now + 2_100_000_000)
+    own.batch(1)
+    assert [row[0] for row in table(folder / "skipped.csv")[1:]] == ["ahead.mp4", "video.mp4"]
+
+
+def test_many_foreign_files_are_one_line_and_one_write(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        lie(folder / f"{i:02}.json")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    stream(folder).batch(0)
+    assert len(table(folder / "skipped.csv")) == 21
+    assert len(synced) == 1
+    assert len(warnings) == 1
+    assert warnings[0].endswith("02.json (not an image (6 bytes)) and 17 more")
+
+
+def test_an_entry_that_cannot_be_looked_at_is_named_once_and_keeps_no_other_back(
+    folder: Path, warnings: list[str]
+) -> None:
+    (folder / "circle.png").symlink_to("circle.png")
+    arrive(folder, "good.png", 50, 0)
+    (folder / "through.png").symlink_to("good.png/x")
+    own = stream(folder)
+    assert greys(own.batch(0)[0]) == [50]
+    own.predicted(0, sure_of([1]), version=1)
+    own.batch(1)
+    assert len(warnings) == 1
+    assert "cannot be read now: " in warnings[0]
+    assert "circle.png (Too many levels of symbolic links)" in warnings[0]
+    assert "through.png (Not a directory)" in warnings[0]
+    assert not (folder / "skipped.csv").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE, errno.ENOENT])
+def test_an_image_that_cannot_be_read_now_is_read_later(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    arrive(folder, "0.png", 50, 0)
+
+    def fails(*arguments: Any, **how: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    own = stream(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", fails)
+        assert [len(own.batch(slot)[0]) for slot in range(2)] == [0, 0]
+    told = f"{folder}: cannot be read now: 0.png ({os.strerror(number)})"
+    assert warnings == ([] if number == errno.ENOENT else [told])
+    assert not (folder / "skipped.csv").exists()
+    assert greys(own.batch(2)[0]) == [50]
+
+
+def test_a_header_that_points_to_nowhere_is_damage(folder: Path) -> None:
+    (folder / "0.tif").write_bytes(b"II" + struct.pack("<HHHQ", 43, 8, 0, 2**62))  # where no seek can go
+    with pytest.raises(ValueError, match=r"damaged .*Invalid argument"):
+        read_image(folder / "0.tif", 32)
+
+
+def test_an_image_of_a_tree_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        arrive(tmp_path / name, "0.png", 50, 0)
+    tree = ImageTree(tmp_path, 32)
+    (tmp_path / "dog" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"dog/0\.png: cannot be read \(No such file or directory\); see to"):
+        tree[np.array([0, 1])]
+
+
+def test_a_full_disk_loses_no_prediction_and_predicts_nothing_twice(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(folder, "0.png", 10, 0)
+    lie(folder / "1.json")
+    own = stream(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtta_flwr.data.growing_csv.append", full)
+        assert greys(own.batch(0)[0]) == [10]
+        own.predicted(0, sure_of([7]), version=1)
+        assert len(own.batch(1)[0]) == 0
+        assert greys(stream(folder).batch(0)[0]) == [10]  # another process cannot know
+    assert sum("predictions.csv cannot be written (No space left on device)" in line for line in warnings) == 1
+    assert len(own.batch(2)[0]) == 0
+    assert table(folder / "predictions.csv")[1:] == [["0.png", "7", "0.750000", "1"]]
+    assert [row[0] for row in table(folder / "skipped.csv")[1:]] == ["1.json"]
+
+
+def full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_format_that_would_run_a_program_is_no_image(folder: Path) -> None:
     Image.new("RGB", (40, 40)).save(folder / "x.eps")
+    lie(folder / "x.eps", (folder / "x.eps").read_bytes())
     assert stream(folder).batch(0)[0].shape[0] == 0
     assert table(folder / "skipped.csv")[1][0] == "x.eps"
 
@@ -283,6 +398,15 @@ def endless(config: RunConfig, client: str) -> Endless:
 def test_a_prediction_does_not_wait_for_the_next_batch(run_local: Any, allowed: str) -> None:
     own = {"stream": f"{allowed}:endless", "classes": 10, "num-clients": 1, "aggregate-every": 2}
     assert [line["samples"] for line in run_local(**own).lines()] == [6]
+
+
+def test_a_full_disk_ends_no_run(run_local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(3):
+        arrive(tmp_path, f"{i}.png", 40 * i, i)
+    monkeypatch.setattr("fedtta_flwr.data.growing_csv.append", full)
+    run = run_local(**LIVE | {"data-dir": str(tmp_path), "batch-size": 1})
+    assert run.summary["finished"] is True
+    assert [line["samples"] for line in run.lines()] == [1, 1, 1]
 
 
 def test_a_run_in_which_nothing_arrives_ends_well(run_local: Any, tmp_path: Path) -> None:

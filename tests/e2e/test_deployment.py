@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedtta_flwr import fleet, nodes
 from fedtta_flwr.credentials import load_key
@@ -220,6 +222,14 @@ def test_flower_itself_refuses_them(federation: Federation) -> None:
         assert process.wait(timeout=SLOW) != 0, federation.log(name)
         assert cases[name][1].lower() in federation.log(name).lower()
     assert "ApiError:2001" in federation.log("server")
+
+
+def test_a_device_is_online_by_its_own_key_alone(federation: Federation) -> None:
+    """A key of anybody's is enough to sign; the node that it makes online must be its own."""
+    public = public_key_to_bytes(load_key(federation.key("cam-07")).public_key())
+    request = ActivateNodeRequest(public_key=public, heartbeat_interval=100)
+    with fleet._Fleet(federation.fleet, federation.ca, load_key(federation.key("stranger"))) as stranger:
+        assert "signed by another key" in stranger.ask("ActivateNode", request)
 
 
 def test_the_control_api_stays_at_home(federation: Federation) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.reports import mistrust
 from fedtta_flwr.reports.read import read_bench, read_run, shifts
 from fedtta_flwr.reports.report import write_report
 
@@ -79,6 +80,20 @@ def test_what_befell_clients_is_told(copy: Path) -> None:
         edit(copy / "summary.json", lambda known, summary=summary: known.update(summary))
         page = write_report(copy, copy / "report")[0].read_text()
         assert all(text in page for text in words)
+
+
+def test_arrays_of_any_size_are_not_unpacked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of zeros, gigabytes are some megabytes in a file."""
+    assert read_run(copy).faults == []
+    with monkeypatch.context() as patch:
+        patch.setattr(mistrust, "MOST_BYTES", 1000)
+        (fault, *_) = read_run(copy).faults
+        assert "bytes, at most 1,000 are read" in fault
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000, ), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(copy / "timeline.npz", "w") as archive:
+        archive.writestr("seen.npy", np.lib.format.magic(1, 0) + len(header).to_bytes(2, "little") + header)
+    (fault,) = read_run(copy).faults
+    assert fault.startswith("timeline.npz cannot be read: ")
 
 
 def test_a_file_is_no_run_directory(copy: Path) -> None:

@@ -48,6 +48,12 @@ def test_a_label_is_no_number_whatever_it_holds() -> None:
     assert rows == [["claim", "difference", "difference std"], ["a ± b", "1.00", "2.00"]]
 
 
+def test_a_name_is_no_formula() -> None:
+    table = Table("name", "title", ["=1+1", "difference"], [['=HYPERLINK("x")', "-1.00"], ["@a", "+2.00"]], labels=1)
+    rows = list(csv.reader(io.StringIO(table.csv())))
+    assert rows == [["'=1+1", "difference"], ['\'=HYPERLINK("x")', "-1.00"], ["'@a", "+2.00"]]
+
+
 def test_markdown_is_a_table_whatever_the_names_are() -> None:
     lines = TABLE.markdown().splitlines()
     assert lines[2] == "| strategy | NIID | NIID published |"

@@ -144,6 +144,18 @@ def test_steps_that_came_to_nothing_are_told(tmp_path: Path, capsys, clock: list
     assert told in capsys.readouterr().out
 
 
+def test_a_corruption_is_called_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    """A device may call it anything: what rich would take for markup must neither vanish nor end the run."""
+    names = ["[/b]", "[bold]fog[/bold]", ":smiley:"]
+    tell = observers(tmp_path / "run", 1)
+    tell(made(1, [counts(1, "pre", name, 4) for name in names]))
+    tell(None)
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+
+
 def test_no_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     tell = observers(tmp_path / "run", 1)
     tell(made(1, []))
