@@ -229,8 +229,8 @@ def test_mixed_and_class_sorted() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"corruptions": "fog"}, ["mixed-domains", "1 corruptions"]),
-        ({"batch_size": 2}, ["mixed-domains", "batch of 2"]),
+        ({"corruptions": "fog"}, ["mixed-domains", "corruptions names 1"]),
+        ({"batch_size": 2}, ["mixed-domains", "batch-size is 2"]),
         ({"group_orders": "4:+0"}, ["group-orders", "mixed-domains"]),
         ({"severity_schedule": "gradual"}, ["severity-schedule = 'gradual'", "mixed-domains"]),
     ],
