@@ -24,9 +24,8 @@ class OwnKeyOnly(NodeAuthServerInterceptor):
         answer = method_handler.unary_unary
 
         def checked(request: Any, context: grpc.ServicerContext) -> Any:
-            speaks_for = getattr(request, "public_key", received_public_key)
-            about_itself = isinstance(request, (ActivateNodeRequest, RegisterNodeFleetRequest))
-            if about_itself and speaks_for != received_public_key:
+            names_a_key = isinstance(request, (ActivateNodeRequest, RegisterNodeFleetRequest))
+            if names_a_key and request.public_key != received_public_key:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "signed by another key than that of this node")
             return answer(request, context)
 

@@ -67,11 +67,11 @@ def check_predict(adapter: "Adapter", x: Tensor, logits: Sequence[int]) -> None:
         return
     live, version = {**_tensors(adapter.model), **adapter.local_state()}, x._version
     before = {name: (t, t.clone()) for name, t in live.items()}
-    modes = [module.training for module in adapter.model.modules()]
+    modes = _modes(adapter.model)
     _check_logits(_named(adapter), "predict", adapter.predict(x), [len(x), *logits])
     if changed := [name for name, (t, copy) in before.items() if not _same(t, copy)]:
         what = _some(changed)
-    elif modes != [module.training for module in adapter.model.modules()]:
+    elif modes != _modes(adapter.model):
         what = "the mode of a layer"
     elif x._version != version:
         what = "its batch"
@@ -119,7 +119,7 @@ class StepCheck:
             logits = list(self._model(x[:1]).shape[1:])
         check_predict(self._owner, x, logits)
         self._logits = logits
-        self._modes = {name: module.training for name, module in self._model.named_modules()}
+        self._modes = _modes(self._model)
         tensors, storages = _tensors(self._model), {_storage(t) for t in declared}
         self._places = {name: t.data_ptr() for name, t in tensors.items()}
         self._undeclared = {name: t.clone() for name, t in tensors.items() if _storage(t) not in storages}
@@ -140,7 +140,7 @@ class StepCheck:
         _check_logits(self._adapter, "step", logits, [len(x), *(self._logits or ())])
         if x._version != self._version:
             raise ConfigError(f"{self._adapter}: step changed its batch in place; work on a copy: others see it, too")
-        if left := [n for n, module in self._model.named_modules() if module.training != self._modes.get(n)]:
+        if left := [name for name, training in _modes(self._model).items() if training != self._modes.get(name)]:
             layer = f"layer {left[0]}" if left[0] else "the model"
             mode = "train" if not self._modes.get(left[0]) else "eval"
             raise ConfigError(
@@ -215,6 +215,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         for name, t in model.state_dict().items()
         if isinstance(t, Tensor) and not name.endswith("num_batches_tracked")
     }
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """Return layer -> whether it is in train mode."""
+    return {name: module.training for name, module in model.named_modules()}
 
 
 def _storage(t: Tensor) -> int:

@@ -131,9 +131,11 @@ def open_bench(
     left, stale = [], []
     for cell in cells:
         own = cell_folder(folder, cell.id)
-        if own.is_dir() and not is_finished(own):
+        finished = is_finished(own)
+        if not finished and own.is_dir():
             _await_writer(own, f"--output {folder}: {cell.id}")
-        if not is_finished(own):
+            finished = is_finished(own)
+        if not finished:
             left.append(cell)
             continue
         made = json.loads((own / "config.json").read_text())

@@ -240,13 +240,13 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
         the same name.
     """
-    changes = _flat(spec.quick.config()) if quick else {}
+    last = (_flat(spec.quick.config()) if quick else {}) | dict(overrides)  # goes before all that the spec says else
     for axis, table in spec.axes.items():
         left: dict[str, str] = {}  # what remains of a point -> the point
         for point, keys in table.items():
-            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in changes | dict(overrides)))
+            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in last))
             other = left.setdefault(remains, point)
-            if differ := {k for k, v in (_flat(table[other]).items() ^ _flat(keys).items())}:
+            if differ := {k for k, _ in _flat(table[other]).items() ^ _flat(keys).items()}:
                 culprit = f"--run-config {', '.join(overrides)}" if differ & overrides.keys() else "quick"
                 raise ConfigError(
                     f"{spec.name}: {culprit}: makes the points {other} and {point} of the axis {axis} one; leave out "
@@ -261,7 +261,7 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
         config = _flat(spec.config)
         for _, table in points:
             config |= _flat(table)
-        config |= changes | dict(overrides)
+        config |= last
         if "seed" in config:
             raise ConfigError(f"{spec.name}: seed = {config['seed']}: its `seeds` say that; `--only seed=N` takes one")
         if taken := sorted(config.keys() & {"output-dir", "resume"}):

@@ -72,9 +72,7 @@ class Table:
         for row in self.rows:
             cells: list[str] = []
             for i, (text, pair, mark) in enumerate(zip(row, pairs, marked, strict=True)):
-                plain = (
-                    _no_formula(text) if i < self.labels else text.replace(",", "").replace(MINUS, "-").rstrip(MARKS)
-                )
+                plain = text.replace(",", "").replace(MINUS, "-").rstrip(MARKS) if i in numbers else _no_formula(text)
                 mean, _, std = plain.partition(" ± ")
                 cells += [
                     *([mean, std] if pair else [plain]),

@@ -443,7 +443,7 @@ class PersonalizedStrategy(Strategy):
         self._round.bytes_down = sum(payload_bytes(message) for message in messages)
         began = time.perf_counter()
         # Who comes back while others are waited for shall take part in the next round.
-        limits = self._limits()
+        limits = self._limits(self._expected_now())
         # Beside its tensors a client sends names: of itself, of a corruption a slot.
         largest = [len(_clients(m)) * (limits.bytes + (limits.slots + 9) * NAMES) + SLACK for m in messages]
         replies = send_and_receive(grid, messages, timeout, lambda: self.roster.refresh(grid, self.config), largest)
@@ -455,18 +455,18 @@ class PersonalizedStrategy(Strategy):
         """Return the form of an update in this exchange; in the closing one nothing is adapted."""
         return Update({}, None, 0) if self._round.closing else self.expected()
 
-    def _limits(self) -> Limits:
-        """Return what a reply can say at most in this exchange."""
-        expected, classes, slots = self._expected_now(), self.roster.classes, self.config.aggregate_every
+    def _limits(self, expected: Update) -> Limits:
+        """Return what a reply can say at most in this exchange, with updates of this form."""
+        classes, slots = self.roster.classes, self.config.aggregate_every
         size = sum(t.nbytes for t in (*expected.state.values(), *expected.described().values()))
         counts = 4 * classes * (slots + 1) * (2 * len(SCORES) + 2)
         return Limits(classes, slots, self.largest_slot(), self.config.round_timeout, 2 * (size + counts))
 
     def _read(self, replies: Iterable[Message]) -> tuple[dict[str, Update], dict[str, str]]:
         """Read the replies into the round; return the updates, and the reasons for those that cannot take part."""
-        round_ = self._round
-        read = read_replies(round_, replies, self._asked_by, self._limits())
-        rejected = screen(read, self._expected_now()) if read else {}
+        round_, expected = self._round, self._expected_now()
+        read = read_replies(round_, replies, self._asked_by, self._limits(expected))
+        rejected = screen(read, expected) if read else {}
         round_.missing |= rejected
         exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}

@@ -30,6 +30,21 @@ class _Arriving:
     parts: list[str]
     there: dict[str, bytes] = field(default_factory=dict)
 
+    def fetch(self, fetch: Callable[[str], bytes], most: float) -> None:
+        """Fetch missing parts, some at a time: what is larger than it can be is not held until all of it is there."""
+        missing = [part for part in self.parts[:MOST_PARTS] if part not in self.there]
+        with ThreadPoolExecutor(AT_A_TIME) as threads:
+            for first in range(0, len(missing), AT_A_TIME):
+                some = missing[first : first + AT_A_TIME]
+                for part, content in zip(some, threads.map(fetch, some), strict=True):
+                    self.there[part] = content
+                if sum(map(len, self.there.values())) > most:
+                    raise _TooLargeError(f"larger than {most:,.0f} bytes")
+
+
+class _TooLargeError(Exception):
+    """A reply that is larger than it can be."""
+
 
 class Mailbox:
     """What has been sent and not been answered yet.
@@ -91,9 +106,8 @@ class Mailbox:
         fetch = make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
         replies = {}
         for asked, arriving in list(self._arriving.items()):
-            missing = [part for part in arriving.parts[:MOST_PARTS] if part not in arriving.there]
             try:
-                self._fetch_parts(arriving, missing, fetch, self._largest[asked])
+                arriving.fetch(fetch, self._largest[asked])
                 found = _inflated(arriving)
             except _TooLargeError as error:
                 found = Error(ErrorCode.UNKNOWN, f"malformed reply: {error}")
@@ -110,22 +124,6 @@ class Mailbox:
             confirm = ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=arriving.reply)
             client.ConfirmMessageReceived(confirm)
         return replies
-
-    def _fetch_parts(
-        self, arriving: _Arriving, missing: Sequence[str], fetch: Callable[[str], bytes], most: float
-    ) -> None:
-        """Fetch parts, some at a time: what is larger than it can be is not held until all of it is there."""
-        with ThreadPoolExecutor(AT_A_TIME) as threads:
-            for first in range(0, len(missing), AT_A_TIME):
-                some = missing[first : first + AT_A_TIME]
-                for part, content in zip(some, threads.map(fetch, some), strict=True):
-                    arriving.there[part] = content
-                if sum(map(len, arriving.there.values())) > most:
-                    raise _TooLargeError(f"larger than {most:,.0f} bytes")
-
-
-class _TooLargeError(Exception):
-    """A reply that is larger than it can be."""
 
 
 def _inflated(arriving: _Arriving) -> RecordDict | Error:
