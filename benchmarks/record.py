@@ -76,6 +76,12 @@ corruptions here.""",
         only=("adapter=bn", *BN_ROWS),
         words="As long as in the paper: all 10,000 images of each of the 15 corruptions.",
     ),
+    "grad-full": Part(
+        "fedctta-table1-cifar10",
+        only=("adapter=grad", *BN_ROWS[1:]),
+        words="""As long as in the paper: all 10,000 images of each of the 15 corruptions. No-Adapt, which has no
+adapter, is in the table above.""",
+    ),
     "bn-r56": Part(
         "fedctta-table1-cifar10",
         network="r56",
@@ -91,6 +97,15 @@ corruptions here.""",
         only=("adapter=bn", *BN_ROWS),
         words="""3 slots of each corruption, where the paper has 50; its network is an AugMix ResNeXt, trained for
 corruptions.""",
+    ),
+    "bn-cifar100-full": Part(
+        "fedctta-table1-cifar100",
+        network="r20-100",
+        data="cifar100-c",
+        config="legacy-no-norm=false",
+        only=("adapter=bn", *BN_ROWS),
+        words="""As long as in the paper: all 10,000 images of each of the 15 corruptions; the paper's network is an
+AugMix ResNeXt, trained for corruptions.""",
     ),
     "grad": Part(
         "record-cifar10-grad",

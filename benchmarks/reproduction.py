@@ -36,7 +36,7 @@ HEAD = """# The reproduction record
 Written by `python -m benchmarks.reproduction`; its docstring says what it needs. Not the papers' networks and, but for
 CIFAR's images, not their data: public pretrained networks on CIFAR-10-C and CIFAR-100-C *regenerated* from their
 recipe, since the random streams of the published arrays are not known. So orders and gaps can be compared with the
-papers, values cannot. A CPU's time scales all of it down, and each part says how. Nothing was tuned: hyper-parameters
+papers, values cannot. A CPU's time scales most of it down, and each part says how. Nothing was tuned: hyper-parameters
 are those of docs/strategies.md and docs/adapters.md, except where a row says otherwise. Of every run [record](record)
 keeps the config and the summary: this page is written of them, and who has the data can add to them with one command.
 143 of these runs had been made before, at earlier commits, on an Intel processor
@@ -116,16 +116,16 @@ def overview(there: Mapping[str, BenchOf]) -> str:
         plain = [f"{verdicts[verdict]}" for verdict in ("holds", "does not hold")]
         within = f"{sum(n for verdict, n in verdicts.items() if 'within' in verdict)}"
         network, seeds = NETWORKS[PARTS[name].network].words, len(bench.spec.seeds)
-        link = f"[{bench.spec.title}](#{anchor(heading(name, bench))})"
-        rows.append([link, network, f"{seeds}", *plain, within if seeds > 1 else "not known"])
-    columns = ["part", "network", "seeds", "claims that hold", "that do not", "within the spread of the seeds"]
-    lines = [columns, [":--", ":--", "--:", "--:", "--:", "--:"], *rows]
+        link = f"[{name}](#{anchor(heading(name, bench))})"
+        rows.append([link, bench.spec.title, network, f"{seeds}", *plain, within if seeds > 1 else "not known"])
+    columns = ["part", "of", "network", "seeds", "claims that hold", "that do not", "within the spread of the seeds"]
+    lines = [columns, [":--", ":--", ":--", "--:", "--:", "--:", "--:"], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def heading(name: str, bench: BenchOf) -> str:
-    """Return the heading of a part: the same benchmark may be there with several networks."""
-    return f"{bench.spec.title} ({NETWORKS[PARTS[name].network].words})"
+    """Return the heading of a part: the same benchmark may be there in several parts."""
+    return f"{name}: {bench.spec.title}"
 
 
 def anchor(title: str) -> str:
@@ -153,16 +153,19 @@ def written(name: str, bench: BenchOf) -> str:
     return "\n".join([f"## {heading(name, bench)}", "", *facts, "", *shown])
 
 
-@cache
 def commit(code: str) -> str:
     """Return the latest commit whose package has this fingerprint (`records.code_fingerprint`)."""
-    for one in git("rev-list", "HEAD", "--", "fedtta_flwr").decode().split():
-        packed = git("archive", one, "fedtta_flwr")
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
-            if code_fingerprint(Path(folder) / "fedtta_flwr") == code:
-                return one[:7]
-    return f"unknown (package {code})"
+    commits = git("rev-list", "HEAD", "--", "fedtta_flwr").decode().split()
+    return next((one[:7] for one in commits if fingerprint(one) == code), f"unknown (package {code})")
+
+
+@cache
+def fingerprint(commit: str) -> str:
+    """Return the fingerprint of the package at a commit."""
+    packed = git("archive", commit, "fedtta_flwr")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
+        return code_fingerprint(Path(folder) / "fedtta_flwr")
 
 
 def git(*words: str) -> bytes:
