@@ -52,11 +52,14 @@ def hello(message: Message, context: Context) -> Message:
         names = hosted_clients(RunConfig.from_flat(lenient), context)
         others = sorted(set(_own_names(context)) - set(names))
         bench = workbench(context) if names else None
+        slots, faults = _lengths(bench, names) if bench else ({}, {})
         record = ConfigRecord(
             {
-                "clients": list(names),
+                "clients": list(slots),
                 "others": others,
-                "slots": [bench.slots(name) for name in names] if bench else [],
+                "failed": list(faults),
+                "failures": list(faults.values()),
+                "slots": list(slots.values()),
                 "classes": bench.classes if bench else 0,
                 "model": bench.fingerprint if bench else "",
                 "code": code_fingerprint(),
@@ -67,6 +70,27 @@ def hello(message: Message, context: Context) -> Message:
     except FedTTAError as error:
         return error_reply(message, str(error))
     return Message(RecordDict({"hello": record}), reply_to=message)
+
+
+def _lengths(bench: "Workbench | HeadBench", names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return how long the clients' streams are, and what is wrong with those that cannot be opened.
+
+    A gateway whose one camera is away shall serve its others.
+
+    Raises
+    ------
+    FedTTAError
+        If not a single one can be opened.
+    """
+    slots, faults = dict[str, int](), dict[str, str]()
+    for name in names:
+        try:
+            slots[name] = bench.slots(name)
+        except FedTTAError as error:
+            if name == names[-1] and not slots:
+                raise
+            faults[name] = str(error)
+    return slots, faults
 
 
 def visit(message: Message, context: Context) -> Message:

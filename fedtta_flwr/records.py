@@ -5,7 +5,8 @@ message type   record         content
 =============  =============  ==============================================================================
 query.hello    --             (nothing)
 reply          ``hello``      client names, slots of each, classes; fingerprints of code, config, source model and
-                              methods of one's own; names hosted that are not of this run
+                              methods of one's own; names hosted that are not of this run, and of it but without a
+                              stream that could be opened, and why
 train.visit    ``visit``      name of the run, round, slots to go through, and where those of a client without memory
                               begin; client names, and who of them has a personal state in this message; descriptor
                               wanted and its options, terms of the clients' loss, whether to finetune a mixture to the

@@ -37,6 +37,8 @@ class Hello(BaseModel):
 
     clients: Names
     others: Names
+    failed: Names
+    failures: Names
     slots: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)]
     classes: Annotated[int, Field(ge=0)]
     code: Name
@@ -48,6 +50,8 @@ class Hello(BaseModel):
     def _consistent(self) -> Self:
         if not len(set(self.clients)) == len(self.clients) == len(self.slots):
             raise ValueError(f"{len(self.clients)} clients, some twice or with {len(self.slots)} streams")
+        if not len(set(self.failed) - set(self.clients)) == len(self.failed) == len(self.failures):
+            raise ValueError(f"{len(self.failed)} clients that cannot take part, for {len(self.failures)} reasons")
         return self
 
 
@@ -70,7 +74,7 @@ class Roster:
     others : set of str
         Clients that nodes host but that are not of this run.
     refused : dict of int to str
-        Connected node -> why it cannot serve the run.
+        Connected node -> why it cannot serve the run, or some of its clients.
     names : dict of int to str
         Node, once it was connected -> the name, or names separated by commas, that its key was registered under; empty
         where devices are not authenticated.
@@ -143,12 +147,18 @@ class Roster:
         for reply in answers:
             node = reply.metadata.src_node_id
             try:
-                _enter(self, reply, config, plugins, returning)
-                self.refused.pop(node, None)
+                why, fault = "some clients of a node take no part", _enter(self, reply, config, plugins, returning)
             except FederationError as error:
-                if self.refused.get(node) != str(error):
-                    log(WARNING, "a node takes no part: %s", error)
-                self.refused[node], self._ask_at[node] = str(error), time.monotonic() + ASK_AGAIN
+                why, fault = "a node takes no part", str(error)
+            if not fault:
+                self.refused.pop(node, None)
+                continue
+            if self.refused.get(node) != fault:
+                log(WARNING, "%s: %s", why, fault)
+            self.refused[node] = fault
+            # A simulation could ask a node while it serves its other clients, and one of both would lose their states.
+            if is_far(grid) or node not in self.node_of.values():
+                self._ask_at[node] = time.monotonic() + ASK_AGAIN
         return bool(answers)
 
     def is_final(self, grid: Grid) -> bool:
@@ -202,7 +212,14 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
         time.sleep(wait)
 
 
-def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str], returning: bool) -> None:
+def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str], returning: bool) -> str:
+    """Let in who is hosted by a node that has answered; return why some of them cannot take part.
+
+    Raises
+    ------
+    FederationError
+        If the whole node cannot.
+    """
     node, expected = reply.metadata.src_node_id, config.client_names()
     who = roster.called(node)
     if (error := error_of(reply)) is not None:
@@ -214,7 +231,8 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         raise FederationError(
             f"{who} answers what no client of ours does ({printable(fault)}): install the server's version there"
         ) from None
-    if (name := roster.names.get(node, "")) and (others := sorted(set(hello.clients) - set(name.split(",")))):
+    name, named = roster.names.get(node, ""), {*hello.clients, *hello.failed}
+    if name and (others := sorted(named - set(name.split(",")))):
         raise FederationError(
             f"node {node} says that it hosts {few(others)}, and is registered as {printable(name)}: a device hosts "
             f"the clients whose names it is registered under; revoke it, and register a new key (fedtta register "
@@ -224,7 +242,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         log(WARNING, "%s hosts %s, not of this run", who, few(hello.others))
         roster.others.update(hello.others)
     if not hello.clients:
-        return
+        return ""
     if hello.code != code_fingerprint():
         raise FederationError(
             f"{who} runs other code than the server (fedtta_flwr {hello.code}, expected "
@@ -262,3 +280,5 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
     roster.model, roster.classes = model, classes
     roster.node_of.update(dict.fromkeys(hello.clients, node))
     roster.slots.update(zip(hello.clients, hello.slots, strict=True))
+    faults = zip(hello.failed, hello.failures, strict=True)
+    return f"{who} cannot serve {few([f'{name}: {why}' for name, why in faults], '; ')}" if hello.failed else ""

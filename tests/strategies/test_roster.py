@@ -18,6 +18,7 @@ from fedtta_flwr.errors import FederationError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
+from fedtta_flwr.models.source import embedded_checkpoint
 from fedtta_flwr.server import check_inputs
 from fedtta_flwr.strategies import roster as module
 from fedtta_flwr.strategies.roster import Roster, gather
@@ -265,6 +266,8 @@ def test_another_config_is_refused(
         ({"slots": []}, "2 clients, some twice or with 0 streams"),
         ({"slots": ["a", "b"]}, "slots.0: "),
         ({"slots": [-1, 2]}, "slots.0: "),
+        ({"failed": ["client-01"], "failures": ["away"]}, "1 clients that cannot take part, for 1 reasons"),
+        ({"failed": ["client-02"]}, "1 clients that cannot take part, for 0 reasons"),
         ({"others": [b"x"]}, "others.0: "),
         ({"plugins": ["my_nets 0123"]}, "has other code of your own than the server (my_nets 0123, expected none)"),
         ({"classes": 1000}, "has data of 1000 classes, expected 10"),
@@ -390,6 +393,77 @@ def test_a_device_is_mended_while_others_are_waited_for(
     assert not roster.refused
     assert grid.pushed == [2, 3, 4, 5, 3, 3, 3]
     assert caplog.text.count("takes no part") == 1
+
+
+@pytest.fixture
+def cameras(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> RunConfig:
+    """Four cameras that write into folders, of which the third is away."""
+    for name in ("client-00", "client-01", "client-03"):
+        (tmp_path / name).mkdir()
+    live = {"dataset": "live", "classes": 10, "rounds": 2, "checkpoint": str(embedded_checkpoint())}
+    return tiny_config(**live, **{"data-dir": str(tmp_path), "join-timeout": 0.1})
+
+
+def test_a_gateway_serves_its_other_cameras_while_one_is_away(
+    cameras: RunConfig, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cameras.model_copy(update={"quorum": 2})
+    monkeypatch.setattr(module, "ASK_AGAIN", 0.01)
+    grid = Devices(config, ["client-00,client-01", "client-02,client-03"])
+    roster = gather(grid, config)
+    assert roster.nodes() == {2: ["client-00", "client-01"], 3: ["client-03"]}
+    why = f"node 3 cannot serve client-02: {tmp_path}: no sub-folder client-02"
+    assert roster.refused[3].startswith(why)
+    assert [line for line in warned if "take no part: " in line] == [
+        f"some clients of a node take no part: {roster.refused[3]}"
+    ]
+    (tmp_path / "client-02").mkdir()
+    time.sleep(0.02)
+    roster.refresh(grid, config)
+    assert roster.nodes() == {2: ["client-00", "client-01"], 3: ["client-02", "client-03"]}
+    assert not roster.refused
+    assert roster.slots["client-02"] == 2
+
+
+def test_a_camera_that_is_away_is_named_where_all_are_needed(cameras: RunConfig, tmp_path: Path) -> None:
+    why = f"node 2 cannot serve client-02: {tmp_path}: no sub-folder client-02"
+    assert refused(HostingGrid(cameras, [",".join(EACH)]), cameras).startswith(why)
+    text = refused(Devices(cameras, [",".join(EACH)]), cameras)
+    assert text.startswith("1 of 4 clients did not join within 0.1 s")
+    assert f"; cannot serve the run: {why}" in text
+
+
+def test_a_gateway_without_any_of_its_cameras_takes_no_part(cameras: RunConfig) -> None:
+    config = cameras.model_copy(update={"data_dir": "/no/such/folder"})
+    text = refused(HostingGrid(config, [",".join(EACH)]), config)
+    assert text.startswith("node 2: /no/such/folder: ")
+
+
+def test_a_simulation_asks_no_node_again_that_serves_clients(
+    cameras: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = cameras.model_copy(update={"quorum": 2})
+    monkeypatch.setattr(module, "ASK_AGAIN", 0.0)
+    grid = HostingGrid(config, [",".join(EACH)])
+    roster = gather(grid, config)
+    roster.refresh(grid, config)
+    assert sorted(roster.node_of) == ["client-00", "client-01", "client-03"]
+    assert grid.pushed == [2]
+
+
+def test_a_device_names_nobody_elses_client_as_failed(config: RunConfig) -> None:
+    grid = HostingGrid(config, EACH)
+    grid.registered = dict(zip(range(2, 6), EACH, strict=True))
+    grid._app = lying = ClientApp()
+
+    @lying.query("hello")
+    def answer(message: Message, context: Context) -> Message:
+        reply = client.hello(message, context)
+        if context.node_config["clients"] == EACH[0]:
+            reply.content.config_records["hello"].update({"failed": ["client-03"], "failures": ["it is away"]})
+        return reply
+
+    assert "node 2 says that it hosts client-03, and is registered as client-00" in refused(grid, config)
 
 
 @pytest.mark.parametrize("before", [{"clients": "camera-1"}, NO_GPU])
