@@ -474,7 +474,10 @@ class PersonalizedStrategy(Strategy):
             if reason != NEVER_HERE:  # who that is has been said at the beginning
                 log(logging.WARNING, "%s goes on without %s: %s", exchange, client, reason)
         for client in round_.forgot if round_.number > 1 else ():
-            log(logging.WARNING, "%s: %s goes on without the state that it kept at home", exchange, client)
+            if client in self.personal:
+                log(logging.WARNING, "%s: %s goes on without the state that it kept at home", exchange, client)
+            else:
+                log(logging.INFO, "%s: %s takes part from now on", exchange, client)
         asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)

@@ -86,15 +86,19 @@ def test_a_client_leaves_and_returns_as_another_node(run: Any, tmp_path: Path) -
     assert sum(line["samples"] for line in lines) == 20 + 15 + 15 + 20
 
 
-def test_without_a_disk_it_goes_on_where_the_others_are(run: Any) -> None:
+def test_without_a_disk_it_goes_on_where_the_others_are(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     lines, _, _ = run({2: "1"}, adapter="tent")
+    assert "round 3: client-01 goes on without the state that it kept at home" in caplog.text
     assert [line["clients"] for line in lines] == [4, 3, 4, 4]
     assert lines[2]["forgot"] == ["client-01"]
     assert [line["samples"] for line in lines] == [20, 15, 20, 20]
 
 
-def test_a_client_may_join_late_where_a_quorum_allows_it(run: Any) -> None:
+def test_a_client_may_join_late_where_a_quorum_allows_it(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flwr")
     lines, _, _ = run({0: "3"}, quorum=3)
+    assert "round 2: client-03 takes part from now on" in caplog.text
+    assert "kept at home" not in caplog.text
     assert [line["clients"] for line in lines] == [3, 4, 4, 4]
     assert lines[1]["forgot"] == ["client-03"]
 
