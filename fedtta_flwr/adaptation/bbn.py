@@ -12,7 +12,7 @@ from fedtta_flwr.adaptation.balanced_norm import BalancedStatistics, ClassBatch
 from fedtta_flwr.adaptation.base import Adapter, Draws, State, classifier
 from fedtta_flwr.adaptation.entropy import entropy
 from fedtta_flwr.adaptation.layers import Normalise, normalised_by, require_plain_batch_norms, widened
-from fedtta_flwr.adaptation.norms import parameters_of
+from fedtta_flwr.adaptation.norms import affine_parameters
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import BBNOptions
 
@@ -71,7 +71,7 @@ class BBN(Adapter):
         """Return affine parameters and statistics of all BatchNorm layers, as far as they shall travel."""
         layers = require_plain_batch_norms(self.model, "bbn")
         self.classes = classifier(self.model, "bbn")[1].out_features
-        self.affine = parameters_of(layers.items())
+        self.affine = affine_parameters(self.model, "bbn", layers)
         self._source_affine = {name: p.detach().clone() for name, p in self.affine.items()}
         # The student comes last: the others copy the layers' statistics, it owns them.
         self.teacher, self.source, self.student = (

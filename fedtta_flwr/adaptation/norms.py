@@ -1,12 +1,13 @@
 """What adapters do with normalisation layers: run them on batch statistics, find their affine parameters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms
+from fedtta_flwr.adaptation.layers import BatchNorm
 from fedtta_flwr.errors import ConfigError
 
 #: layers whose affine parameters Tent, EATA and SAR adapt
@@ -56,18 +57,22 @@ def batch_statistics(model: nn.Module, *, track: bool = False, momentum: float |
             norm.eval()
 
 
-def affine_parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
-    """Return the affine parameters of all normalisation layers, by name; those that layers share once.
+def affine_parameters(
+    model: nn.Module, adapter: str, layers: Mapping[str, BatchNorm] | None = None
+) -> dict[str, nn.Parameter]:
+    """Return the affine parameters of all normalisation layers, or of these alone, by name; shared ones once.
 
     Raises
     ------
     ConfigError
         If there are none; `adapter` is the name in the message.
     """
-    found = parameters_of((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, NORMS)}
+    found = parameters_of((norms if layers is None else layers).items())
     if not found:
+        kind = "normalisation" if layers is None else "BatchNorm"
         raise ConfigError(
-            f"adapter = {adapter!r}: {type(model).__name__} has no normalisation layer with affine parameters; "
+            f"adapter = {adapter!r}: {type(model).__name__} has no {kind} layer with affine parameters; "
             f"choose a model with one, or the adapter `source` or `entropy`"
         )
     return found

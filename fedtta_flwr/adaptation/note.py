@@ -82,9 +82,7 @@ class NOTE(Adapter):
     def select(self) -> State:
         """Return the affine parameters and the statistics of all BatchNorm layers."""
         layers = require_plain_batch_norms(self.model, "note")
-        self.affine = {
-            name: p for name, p in affine_parameters(self.model, "note").items() if name.rpartition(".")[0] in layers
-        }
+        self.affine = affine_parameters(self.model, "note", layers)
         return dict(self.affine) | statistics(self.model)
 
     @torch.no_grad()

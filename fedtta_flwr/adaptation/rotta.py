@@ -80,8 +80,7 @@ class RoTTA(Adapter):
     def select(self) -> State:
         """Return affine parameters and statistics of all BatchNorm layers, and the teacher's if it travels."""
         layers = require_plain_batch_norms(self.model, "rotta")
-        affine = affine_parameters(self.model, "rotta")
-        self.affine = {name: p for name, p in affine.items() if name.rpartition(".")[0] in layers}
+        self.affine = affine_parameters(self.model, "rotta", layers)
         self._statistics = statistics(self.model)
         student = dict(self.affine) | self._statistics
         self.teacher = {name: t.detach().clone() for name, t in student.items()}

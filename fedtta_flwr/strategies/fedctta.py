@@ -85,7 +85,7 @@ class FedCTTA(PersonalizedStrategy):
         share = self.options.ema
         for client, new in zip(updates.clients, self.required_descriptor(updates), strict=True):
             old = self._smoothed.get(client, new)
-            self._smoothed[client] = share * old + (1 - share) * new
+            self._smoothed[client] = torch.lerp(new, old, share)  # of equal ones exactly that
         smoothed = torch.stack([self._smoothed[client] for client in updates.clients])
         return fedctta_weights(smoothed, self.options.temperature, self.options.metric)
 

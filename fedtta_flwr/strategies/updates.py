@@ -199,9 +199,10 @@ def _product(weights: Tensor, values: Tensor, means: Tensor | None) -> Tensor:
     """Return W @ values [N, P]; of variances whose `means` are given, those of the mixed data."""
     product = weights.mm(values)
     if means is not None:
-        # About the clients' common mean, where the difference of two squares loses nothing.
-        centred = means - means.mean(dim=0)
-        product += (weights.mm(centred.square()) - weights.mm(centred).square()).clamp_min_(0)
+        # About each mixture's own mean, not by a difference of squares: of that a client far away takes all digits,
+        # even with a weight of 0. In blocks of rows: no [N, N, P].
+        spread = torch.vmap(lambda row, mean: row @ (means - mean).square(), chunk_size=16)
+        product += spread(weights, weights.mm(means))
     return product
 
 

@@ -6,8 +6,10 @@ from torch import nn
 
 from fedtta_flwr.adaptation.base import Adapter, Draws, State, reshape_in_place
 from fedtta_flwr.adaptation.norms import affine_parameters, batch_statistics
-from fedtta_flwr.errors import CheckpointError
+from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.options import NoOptions
+from fedtta_flwr.workbench import make_adapter
 
 
 @pytest.mark.parametrize("track", [False, True])
@@ -53,6 +55,21 @@ def test_the_layers_are_as_before_after_an_exception(tiny, images) -> None:
         assert bn.track_running_stats
         assert not bn.training
         assert not bn._forward_pre_hooks
+
+
+@pytest.mark.parametrize("adapter", ["bbn", "rotta", "note"])
+def test_who_needs_those_of_batch_norm_says_so(adapter: str) -> None:
+    """A LayerNorm has some, which are of no use to it."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.LayerNorm(4),
+        nn.Linear(4, 5),
+    )
+    with pytest.raises(ConfigError, match=f"^adapter = '{adapter}': Sequential has no BatchNorm layer with affine p"):
+        make_adapter(RunConfig.from_flat({"adapter": adapter}), model.eval())
 
 
 def test_affine_parameters_are_the_models_own() -> None:

@@ -243,6 +243,17 @@ def test_the_moving_average_is_kept_by_name(tiny_config, share: float) -> None:
         torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
+def test_the_average_of_what_never_changes_is_exactly_that(tiny_config) -> None:
+    """Or who joins later would be an ulp away from all others, which the median takes for far."""
+    for seed in range(20):
+        strategy = FedCTTA(tiny_config(**{"fedctta.temperature": "median"}))
+        u = torch.randn(4, generator=torch.Generator().manual_seed(seed)).tolist()
+        for number in range(1, 12):
+            strategy.collaboration_matrix(updates_of(dict.fromkeys("abcd", u), number))
+        weights = strategy.collaboration_matrix(updates_of(dict.fromkeys("abcde", u), 12))
+        assert weights.flatten().tolist() == pytest.approx([0.2] * 25)
+
+
 def test_the_average_does_not_change_what_was_sent(tiny_config) -> None:
     strategy = FedCTTA(tiny_config())
     updates = updates_of({"a": [1.0, 2.0], "b": [3.0, 4.0]})

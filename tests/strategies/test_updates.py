@@ -211,6 +211,16 @@ def test_moments_are_those_of_the_mixed_data(n: int, seed: int, far: float) -> N
             assert mixed["bn.running_var"][i, k].item() == pytest.approx(variance, rel=1e-9)
 
 
+@pytest.mark.parametrize("far", [1e4, 1e9, 9.9e17])
+def test_who_is_not_in_a_mixture_does_not_change_its_moments(far: float) -> None:
+    means, variances = torch.tensor([[0.5], [-0.25], [0.125], [far]]), torch.tensor([[1.0], [2.0], [0.5], [1.0]])
+    weights = torch.tensor([[0.5, 0.25, 0.25, 0], [0, 0.5, 0.5, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]])
+    mixed = mix(weights, {"bn.running_mean": means, "bn.running_var": variances}, moments=True)
+    without = mix(weights[:3, :3], {"bn.running_mean": means[:3], "bn.running_var": variances[:3]}, moments=True)
+    for name, t in without.items():
+        assert mixed[name][:3].flatten().tolist() == pytest.approx(t.flatten().tolist(), rel=1e-6)
+
+
 def test_without_moments_a_variance_is_the_weighted_mean() -> None:
     state = {"bn.running_var": torch.tensor([[1.0], [3.0]]), "bn.running_mean": torch.tensor([[0.0], [100.0]])}
     assert mix(torch.full((2, 2), 0.5), state)["bn.running_var"].tolist() == [[2.0], [2.0]]
