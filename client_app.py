@@ -9,6 +9,9 @@ from pathlib import Path
 # SuperLink was first started, perhaps another checkout, whose code would run unnoticed: go to this one's folder.
 if Path(sys.argv[0]).name == "flwr-simulation":
     os.chdir(Path(__file__).resolve().parent)
+    # Unless told otherwise Flower asks for no share of a GPU, and Ray would then hide them all: `device = "auto"` would
+    # be the CPU without a word. This way all workers see all GPUs.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp

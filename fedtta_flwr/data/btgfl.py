@@ -205,15 +205,18 @@ class Benchmark:
         return _join(Samples(rows, drawn), _versions(natural, NATURAL))
 
     def _deal_natural(self) -> list[Indices]:
-        """Deal every naturally shifted image to one client, class by class by the clients' samples of the class."""
+        """Deal every naturally shifted image to one client, class by class by the clients' samples of the class.
+
+        Those of a class that nobody has a sample of are dealt evenly.
+        """
         hands: list[list[Indices]] = [[] for _ in self._shares]
         if self._natural is not None:
             rng = numpy_rng(self._config.seed, "natural shift")
             histograms = np.stack([np.bincount(self._data.labels[s], minlength=self.classes) for s in self._shares])
             for k in range(self.classes):
                 own = rng.permutation(np.flatnonzero(self._natural.labels == k))
-                total = max(1, int(histograms[:, k].sum()))
-                ends = np.cumsum(histograms[:, k])[:-1] * len(own) // total  # whole numbers: nothing is rounded away
+                shares = histograms[:, k] if histograms[:, k].any() else np.ones(len(hands), np.int64)
+                ends = np.cumsum(shares)[:-1] * len(own) // shares.sum()  # whole numbers: nothing is rounded away
                 for hand, dealt in zip(hands, np.split(own, ends), strict=True):
                     hand.append(dealt)
         return [np.concatenate([np.empty(0, np.int64), *hand]) for hand in hands]

@@ -327,14 +327,16 @@ class PersonalizedStrategy(Strategy):
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
                 self._keep(updates.clients, mixed)
             else:
+                unmixed = self.unmixed(updates)
                 log(
                     logging.WARNING,
-                    "round %d mixes nothing: %d clients took part, quorum = %d; each keeps its own state",
+                    "round %d mixes nothing: %d clients took part, quorum = %d; %s",
                     server_round,
                     len(updates),
                     self.config.quorum,
+                    "each keeps its own state" if unmixed is updates.state else "all go on with what they had",
                 )
-                self._keep(updates.clients, self.unmixed(updates))
+                self._keep(updates.clients, unmixed)
         return None, MetricRecord({"samples": self._round.samples})
 
     def configure_evaluate(

@@ -1,17 +1,21 @@
 """Two heads on one extractor: federated training, then prediction sample by sample (BTFL, FedTHE and others)."""
 
 from collections.abc import Iterable
+from logging import WARNING
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedtta_flwr.data.btgfl import SETS
+from fedtta_flwr.errors import FederationError
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of
 from fedtta_flwr.records import CLIENTS, STATISTICS
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.rounds import Round
-from fedtta_flwr.strategies.updates import State, Update, Updates
+from fedtta_flwr.strategies.updates import State, Update, Updates, is_variance
 
 
 class TGFL(PersonalizedStrategy):
@@ -56,7 +60,11 @@ class TGFL(PersonalizedStrategy):
             return {}
         self._round.weights = self.collaboration_matrix(updates)
         # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
-        return {name: t.mean(dim=0, dtype=torch.float64).to(t.dtype).expand_as(t) for name, t in updates.state.items()}
+        means = {name: t.mean(dim=0, dtype=torch.float64) for name, t in updates.state.items()}
+        for name in filter(is_variance, means) if self.config.bn_pooling == "moments" else ():
+            of = name.removesuffix("_var") + "_mean"
+            means[name] += (updates.state[of].double() - means[of]).square().mean(dim=0)  # as in `mix`
+        return {name: means[name].to(t.dtype).expand_as(t) for name, t in updates.state.items()}
 
     def unmixed(self, updates: Updates) -> State:
         """Return nothing: where too few took part, all go on with what they had. What was measured is averaged."""
@@ -69,11 +77,25 @@ class TGFL(PersonalizedStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Do what the base does; who predicted took part, though it sent no update."""
+        """Do what the base does; who predicted took part, though it sent no update.
+
+        Raises
+        ------
+        FederationError
+            Also if nobody was measured, for a head that needs it.
+        """
         result = super().aggregate_train(server_round, replies)
         if not self._round.clients:
             asked = {client for clients in self._asked_by.values() for client in clients}
             self._round.clients = tuple(sorted(asked - self._round.missing.keys()))
+        phase = phase_of(self.config, server_round)
+        if phase == MEASURE and not self._round.clients and self.source[STATISTICS].numel():
+            raise FederationError(
+                f"round {server_round}: nobody could be measured, without which head = {self.config.head!r} cannot "
+                f"predict; resume from the last checkpoint"
+            )
+        if phase in SETS and not self._round.clients:
+            log(WARNING, "round %d: test set %s is lost; means over the test sets are without it", server_round, phase)
         return result
 
     def configure_evaluate(

@@ -112,6 +112,14 @@ def test_every_natural_image_is_one_clients_by_its_classes(made: Benchmark) -> N
             assert abs(found - number * own[c][k] / total) < 1
 
 
+def test_natural_images_of_a_class_that_nobody_has_are_dealt_evenly() -> None:
+    few = Corruptible(DATA._images, np.minimum(DATA.labels, CLASSES - 2), CLASSES, seed=5)
+    only = Corruptible(NATURAL._images, np.full(90, CLASSES - 1), CLASSES, seed=5)
+    flat = {"task": "tgfl", "num-clients": 6, "corruptions": ",".join(CORRUPTIONS)}
+    found = Benchmark(RunConfig.from_flat(flat), few, only)
+    assert [len(rows_of(found, c, B, natural=True)) for c in NAMES] == [15] * 6
+
+
 def test_external_natural_images_are_the_others(made: Benchmark) -> None:
     for c in NAMES:
         mine = set(rows_of(made, c, B, natural=True))

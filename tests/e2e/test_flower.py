@@ -62,6 +62,30 @@ def test_a_second_checkout_runs_its_own_code(flwr_run, checkout, small):
     assert "runs other code than the server" in printed
 
 
+def test_workers_see_the_gpus_that_the_command_sees(fedtta, small, tmp_path):
+    """Ray hides them from who asks for no share of one, as Flower does."""
+    (tmp_path / "peeking_plugin.py").write_text(
+        "import os, pathlib, sys\n"
+        "from fedtta_flwr.adaptation.bn_stats import BNStats\n"
+        "class Peeking(BNStats):\n"
+        "    def step(self, x):\n"
+        "        seen = os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "        (pathlib.Path(__file__).parent / f'seen-{os.getpid()}').write_text(f'{sys.argv[0]} {seen}')\n"
+        "        return super().step(x)\n"
+    )
+    done = fedtta(
+        *("run", "--engine", "flower", "--output", str(tmp_path / "run"), "--run-config", small),
+        *("--run-config", "adapter='peeking_plugin:Peeking'"),
+        FEDTTA_PLUGINS="peeking_plugin",
+        PYTHONPATH=str(tmp_path),
+        CUDA_VISIBLE_DEVICES="7",  # where there is no such one, it computes on the CPU
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = [path.read_text() for path in tmp_path.glob("seen-*")]
+    assert any("ray" in line for line in seen), seen
+    assert all(line.endswith(" 7") for line in seen), seen
+
+
 def test_a_failed_run_exits_non_zero(fedtta, small, tmp_path):
     plugin = tmp_path / "raising_plugin.py"
     plugin.write_text(

@@ -26,6 +26,7 @@ from fedtta_flwr.strategies.updates import Updates
 from fedtta_flwr.tgfl import HeadBench, visit_heads
 from tests.conftest import LocalRun, RecordingGrid
 from tests.strategies.test_checkpoint import Killed, KilledAfter, result
+from tests.strategies.test_fleet import HttpGrid
 
 #: a head of one's own that remembers how many samples of the set it has seen, and mixes by it
 PLUGIN = """
@@ -280,6 +281,44 @@ def test_samples_do_not_weight_the_mean(strategy: TGFL) -> None:
     present = updates(1, [0, 1])
     present.examples[1] = 1000
     assert strategy.personalize(present)["w"].tolist() == [[0.5, -0.5]] * 2
+
+
+@pytest.mark.parametrize(("pooling", "variance"), [("linear", 2.0), ("moments", 6.0)])
+def test_variances_are_pooled_as_the_config_says(strategy: TGFL, pooling: str, variance: float) -> None:
+    strategy.config = strategy.config.model_copy(update={"bn_pooling": pooling})
+    state = {"bn.running_mean": torch.tensor([[0.0], [4.0]]), "bn.running_var": torch.tensor([[1.0], [3.0]])}
+    mixed = strategy.personalize(Updates(1, ("client-00", "client-01"), state, None, torch.ones(2)))
+    assert mixed["bn.running_mean"].tolist() == [[2.0]] * 2
+    assert mixed["bn.running_var"].tolist() == [[variance]] * 2
+    assert mixed["bn.running_var"].dtype == torch.float32
+
+
+def outage(
+    apps: tuple[Any, Any], heads: dict[str, Any], folder: Path, silent: int, **overrides: Any
+) -> list[dict[str, Any]]:
+    """In this round no client can be reached."""
+    flat = heads | {"num-clients": 4, "output-dir": str(folder), "round-timeout": 2.0, "device": "cpu"} | overrides
+    grid = HttpGrid(apps[1], RunConfig.from_flat(flat), {})
+    grid.silent = (silent,)
+    with federation(flat) as strategy:
+        strategy.start(grid)
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_without_measurements_nobody_predicts_by_them(
+    apps: tuple[Any, Any], heads: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(FederationError, match=r"^round 3: nobody could be measured, without which head = 'btfl'"):
+        outage(apps, heads, tmp_path / "btfl", 3, head="btfl")
+    lines = outage(apps, heads, tmp_path / "global", 3, head="global")  # which needs none
+    assert [line["clients"] for line in lines] == [4, 4, 0, 4, 4, 4, 4, 4]
+
+
+def test_a_test_set_that_nobody_predicted_is_named(
+    apps: tuple[Any, Any], heads: dict[str, Any], tmp_path: Path, warned: list[str]
+) -> None:
+    outage(apps, heads, tmp_path / "run", 6, head="personal")
+    assert f"round 6: test set {SETS[2]} is lost; means over the test sets are without it" in warned
 
 
 def test_who_was_not_measured_learns_that_the_mean_is_without_it(strategy: TGFL) -> None:
