@@ -83,7 +83,8 @@ def visit_stream(
         late = current if finetune or y is not None else NO_SLOT
         late_batch = {"x": x} if finetune and y is None else {}
     if result.samples:
-        result.state = {name: t.clone() for name, t in adapter.adapted_state().items()}
+        # Where it is going, anyway: a graphics card needs no room for the states of all clients.
+        result.state = {name: t.to("cpu", copy=True) for name, t in adapter.adapted_state().items()}
     result.memory = _memory(bench, Cursor(max(slot, end), late, int(request["round"]), seen))  # type: ignore[arg-type]
     result.memory.parts["predicted"] = to_arrays(sums)
     if finetune:  # a stream without labels may come by only once
@@ -131,7 +132,7 @@ def _batch(bench: Workbench, client: str, slot: int) -> tuple[Tensor, Tensor | N
             f"own config names the stream; make batch-size larger"
         )
     bench.look_at(client, x)
-    return x.to(bench.device), None if y is None else torch.from_numpy(y).to(bench.device)
+    return x.to(bench.device), None if y is None else torch.from_numpy(y)
 
 
 def _with_prefix(request: ConfigRecord, prefix: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
         epochs = max(2, epochs)  # the last one trains the extractor, those before the head
     with seeded(bench.device, bench.config.seed, client, round_, "dropout"):
         train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
-    result.samples, result.state = len(y), {name: t.clone() for name, t in bench.net.shared().items()}
+    result.samples, result.state = len(y), {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()}
 
 
 def _personalise(bench: HeadBench, client: str, round_: int) -> None:
@@ -173,7 +173,7 @@ def _predict(
 ) -> None:
     """Predict one of the client's test sets in order, and count what was right."""
     images, y = bench.data.test(client, name)
-    x, labels = images.to(bench.device), torch.from_numpy(y).to(bench.device)
+    x, labels = images.to(bench.device), torch.from_numpy(y)
     found = {key: t.to(bench.device) for key, t in own.items()} | _of_all(bench, received)
     if images_of := bench.method.needs & {"features", "labels"}:
         found |= statistics(bench.net, in_order(bench, client), images_of)

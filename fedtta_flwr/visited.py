@@ -32,5 +32,8 @@ class Visited:
 
 
 def hits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return how many samples of each class [K] the logits [B, K] get right."""
-    return torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=classes).cpu()
+    """Return how many samples of each class [K] the logits [B, K] get right; labels [B] are on the CPU.
+
+    A graphics card is waited for once: boolean indices and `bincount` would do that on their own.
+    """
+    return torch.bincount(labels[logits.argmax(dim=1).cpu() == labels], minlength=classes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -394,7 +395,7 @@ class Node:
 
     def __init__(self, config: RunConfig) -> None:
         LocalGrid(ClientApp(), {}, 1)  # a message may be made only where a grid is
-        run_id = id(self)
+        run_id = uuid4().int >> 65  # not id(self): workbenches are kept by it, also when the node has gone
         self.context = Context(
             run_id, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), dict(config.to_flat())
         )

@@ -1,15 +1,17 @@
 """Whole runs on a GPU, and what a client tells there."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.records import from_arrays, to_arrays
-from fedtta_flwr.registry import STRATEGIES
+from fedtta_flwr.registry import HEADS, STRATEGIES
 from fedtta_flwr.workbench import Workbench, choose_device
 
 pytestmark = [
@@ -40,6 +42,26 @@ def test_a_run_has_the_accuracies_of_the_cpu(run_local: Callable[..., Any], stra
         assert there["accuracy"][score]["micro"] == pytest.approx(expected["micro"], abs=1.0), score
     assert there["accuracy"]["tta"]["micro"] > 20  # one in ten is by chance
     assert there["rolled_back"] == 0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_two_heads_have_the_accuracies_of_the_cpu(run_local: Callable[..., Any], head: str, tmp_path: Path) -> None:
+    """Within five points, of 120 images a set: training takes many steps, each of which rounds otherwise."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 240)
+    np.save(tmp_path / "labels.npy", labels)
+    np.save(
+        tmp_path / "images.npy",
+        (rng.integers(0, 120, (240, 32, 32, 3)) + 30 * labels[:, None, None, None]).astype("u1"),
+    )
+    tiny = {
+        "task": "tgfl", "head": head, "model": "cnn", "dataset": "arrays", "data-dir": str(tmp_path), "batch-size": 20,
+        "num-clients": 4, "tgfl.train-rounds": 2, "tgfl.epochs": 1, "tgfl.learning-rate": 0.05,
+    }  # fmt: skip
+    here, there = (run_local(**tiny | {"device": device}).summary["accuracy"] for device in ("cpu", "cuda"))
+    assert there.keys() == here.keys() >= {"tta"}
+    for score, expected in here.items():
+        assert there[score]["micro"] == pytest.approx(expected["micro"], abs=5.0), score
 
 
 def test_the_source_model_has_the_same_fingerprint_everywhere(tiny_config: Callable[..., RunConfig]) -> None:

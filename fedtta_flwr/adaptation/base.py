@@ -269,11 +269,13 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
-    # One reduction per tensor inside one fused call, one transfer to the host. The norm of a finite tensor can
-    # overflow only above 1e19 per entry, where rolling back is right as well.
-    norms = torch._foreach_norm([t for t in tensors if t.is_floating_point() and t.numel()])
-    device = tensors[0].device
-    return bool(torch.stack([norm.to(device, torch.float32) for norm in norms]).isfinite().all())
+    # One reduction per tensor, in one fused call for each device and dtype, whose result is read once. The norm of a
+    # finite tensor can overflow only above 1e19 per entry, where rolling back is right as well.
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for t in tensors:
+        if t.is_floating_point() and t.numel():
+            groups.setdefault((t.device, t.dtype), []).append(t)
+    return all(bool(torch.stack(torch._foreach_norm(group)).isfinite().all()) for group in groups.values())
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:

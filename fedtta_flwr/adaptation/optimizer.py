@@ -34,6 +34,8 @@ class Optimizer:
         Adam's.
     weight_decay : float
         L2 coefficient.
+    fused : bool
+        Adam's step in one kernel, which rounds otherwise.
 
     Attributes
     ----------
@@ -66,6 +68,7 @@ class Optimizer:
         nesterov: bool = False,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
+        fused: bool = False,
     ) -> None:
         self.parameters: list[Tensor] = list(parameters)
         for p in self.parameters:
@@ -87,7 +90,8 @@ class Optimizer:
                 exp_avg_sqs=self._moment("exp_avg_sq"),
                 max_exp_avg_sqs=[],
                 state_steps=list(steps.unbind()),
-                foreach=True,
+                foreach=not fused,
+                fused=fused,
                 amsgrad=False,
                 beta1=betas[0],
                 beta2=betas[1],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import FedTSAOptions
 from fedtta_flwr.strategies.ts_masks import spatial_mask, temporal_mask
 from fedtta_flwr.strategies.updates import State
@@ -64,8 +65,8 @@ def train_block(block: State, x: Tensor, options: FedTSAOptions, generator: torc
     State
         The block after the last step, or the given one if anything in it is no longer finite.
     """
-    x, trained = x.float(), {name: t.clone().requires_grad_() for name, t in block.items()}
-    optimizer = torch.optim.Adam(trained.values(), lr=options.learning_rate, fused=True)
+    x, trained = x.float(), {name: t.clone() for name, t in block.items()}
+    optimizer = Optimizer(list(trained.values()), "adam", learning_rate=options.learning_rate, fused=True)
     least, best = math.inf, untrained_attention(x, over_time="temporal.query" in block)
     for _ in range(options.steps):
         loss, attention = loss_and_attention(trained, x, options, generator)
@@ -73,9 +74,7 @@ def train_block(block: State, x: Tensor, options: FedTSAOptions, generator: torc
             break
         if value < least:
             least, best = value, attention
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
+        optimizer.minimize(loss)
     finite = all(t.isfinite().all() for t in trained.values())
     return best, {name: t.detach() for name, t in trained.items()} if finite else block
 
