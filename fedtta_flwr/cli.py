@@ -36,7 +36,7 @@ def run(
         list[str] | None,
         typer.Option(help="a .toml file, or 'key=value ...' (TOML values); repeatable, the last one counts"),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="run directory; must not hold a run")] = None,
+    output: Annotated[Path | None, typer.Option(help="run directory: a new or an empty folder")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="run directory of a run that shall go on from its last checkpoint")
     ] = None,

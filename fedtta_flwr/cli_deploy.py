@@ -232,13 +232,13 @@ def _certificates(folder: Path | None, insecure: bool) -> Path | None:
 
 
 def _check_names(option: str, text: str, names: Sequence[str]) -> None:
-    from fedtta_flwr.config import CLIENT_NAME
+    from fedtta_flwr.config import CLIENT_NAME, NAME_WORDS
 
     for i, name in enumerate(names or [text]):
         if not CLIENT_NAME.fullmatch(name):
             raise ConfigError(
-                f"{option} {text!r}: {name!r} is no name of a client; allowed: letters, digits, '.', '_' and '-'; "
-                "several names separated by commas, without spaces"
+                f"{option} {text!r}: {name!r} is no name of a client; allowed: {NAME_WORDS}; several names separated "
+                f"by commas, without spaces"
             )
         if name in names[:i]:
             raise ConfigError(f"{option} {text!r}: {name!r} stands there twice; name each once")

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fedtta_flwr.data.checks import check_streams
@@ -60,6 +59,7 @@ from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_na
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_WORDS = "a letter or digit, then letters, digits, '.', '_' and '-', at most 64 in all"
 Scalar = str | int | float | bool
 #: keys that only say where and how often something is written
 WHERE = ("output-dir", "state-dir", "checkpoint-every", "resume", "tracking")
@@ -89,8 +89,9 @@ class RunConfig(BaseModel):
     model: str = Field("resnet8", description="source model: an architecture (`fedtta list models`)")
     checkpoint: str = Field(
         "",
-        description="source model, .safetensors; empty = the embedded one; with robustbench:ID the zoo's folder of "
-        "models, empty = ~/.cache/fedtta/robustbench",
+        description="source model, .safetensors; empty = the embedded one (digits, resnet8), or what a network of "
+        "your own brings; with task = tgfl where training begins, empty = drawn by seed; with robustbench:ID the zoo's "
+        "folder of models, empty = ~/.cache/fedtta/robustbench",
     )
     legacy_no_norm: bool = Field(
         False, description="leave the model's input normalisation out, as the published CIFAR-100 rows did"
@@ -262,7 +263,7 @@ class RunConfig(BaseModel):
         names = names_in(value)
         for i, name in enumerate(names):
             if not CLIENT_NAME.fullmatch(name):
-                raise ConfigError(f"clients: {name!r}: allowed: letters, digits, '.', '_' and '-', at most 64 of them")
+                raise ConfigError(f"clients: {name!r}: allowed: {NAME_WORDS}")
             if name in names[:i]:
                 raise ConfigError(f"clients: {name!r} stands there twice; name each once")
         return ",".join(names)
@@ -393,22 +394,36 @@ def _client_names(clients: str, number: int) -> tuple[str, ...]:
 
 
 def describe_keys() -> list[tuple[str, Scalar, str]]:
-    """Return (key, default, meaning with the range if there is one) for every key of the run config."""
+    """Return (key, default, meaning with what is allowed, unless it names that) for every key of the run config."""
     rows: list[tuple[str, Scalar, str]] = []
+    own = {row[0]: row for row in _described(RunConfig)}
     for name, field in RunConfig.model_fields.items():
         if isinstance(field.default, Options):
-            table = type(field.default).model_fields
-            rows += [(f"{kebab(name)}.{kebab(k)}", f.default, _meaning(f)) for k, f in table.items()]
+            table = _described(type(field.default))
+            rows += [(f"{kebab(name)}.{key}", default, meaning) for key, default, meaning in table]
         else:
-            rows.append((kebab(name), field.default, _meaning(field)))
+            rows.append(own[kebab(name)])
     return rows
 
 
-def _meaning(field: FieldInfo) -> str:
-    """Return what a key is for, and its range, as `> 0, <= 1`."""
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    bounds = [f"{sign} {getattr(m, k):g}" for k, sign in signs.items() for m in field.metadata if hasattr(m, k)]
-    return (field.description or "") + (f" ({', '.join(bounds)})" if bounds else "")
+def _described(table: type[BaseModel]) -> list[tuple[str, Scalar, str]]:
+    """Return (key, default, meaning) of a table's keys."""
+    schema = table.model_json_schema()["properties"]
+    return [
+        (key, schema[key].get("default"), _meaning(schema[key]))
+        for key in map(kebab, table.model_fields)
+        if "$ref" not in schema[key]
+    ]
+
+
+def _meaning(schema: Mapping[str, Any]) -> str:
+    """Return what a key is for, from its JSON schema, and what is allowed: `(> 0, <= 1)`, `(> 0, or median)`."""
+    text, kinds = str(schema.get("description", "")), schema.get("anyOf", [schema])
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    names = [name for kind in kinds for name in kind.get("enum", [kind.get("const")]) if name]
+    bounds = [f"{sign} {kind[key]:g}" for kind in kinds for key, sign in signs.items() if key in kind]
+    allowed = ", ".join(bounds + ([] if all(name in text for name in names) else names))
+    return f"{text} ({allowed})" if allowed else text
 
 
 def _checked_list(key: str, value: str, allowed: tuple[str, ...], may_be_empty: bool = False) -> str:

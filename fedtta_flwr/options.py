@@ -328,7 +328,11 @@ class FedCTTAOptions(Options):
         "never", description="when the noise is drawn anew; each-client: in every round, and for every client its own"
     )
     ema: Share = Field(0.9, description="share of the previous rounds in a client's mean answer; 0.0 is the paper")
-    lagged: bool = Field(False, description="whether the images are answered before the client adapts, not after")
+    lagged: bool = Field(
+        False,
+        description="whether the images are answered before the client adapts, not after; where all begin alike with "
+        "redraw = each-client only, or all answer alike for ever",
+    )
 
     @model_validator(mode="after")
     def _together(self) -> Self:

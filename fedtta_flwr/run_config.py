@@ -102,7 +102,7 @@ def resumed(folder: Path) -> dict[str, Scalar]:
         If it is no run directory, or a damaged one.
     """
     folder = expanded("--resume", folder).absolute()
-    config: dict[str, Scalar] = read_part(folder / "config.json", About)["config"]
+    config: dict[str, Scalar] = read_part(folder / "config.json", About, "a run's")["config"]
     return config | {"resume": str(folder)}
 
 

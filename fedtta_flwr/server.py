@@ -24,7 +24,6 @@ from fedtta_flwr.reports.mistrust import About, read_part
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
-from fedtta_flwr.run_config import is_finished
 from fedtta_flwr.seeding import torch_rng
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
@@ -82,7 +81,7 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
 
 
 def check_same(directory: Path, config: RunConfig) -> None:
-    """Find out whether a run that shall be resumed had the same config, but for where it writes, and has not ended.
+    """Find out whether a run that shall be resumed had the same config, but for where it writes.
 
     Other code of the user's own is warned of.
 
@@ -91,8 +90,6 @@ def check_same(directory: Path, config: RunConfig) -> None:
     ConfigError
         If not; it names the first key that differs. Also if the directory cannot be read.
     """
-    if is_finished(directory):  # to score its last round again takes what the clients have forgotten by now
-        raise ConfigError(f"resume = {config.resume!r}: that run has finished; `fedtta report` shows its results")
     about = read_part(directory / "config.json", About)
     before, now = about["config"], config.to_flat()
     if key := differing_key(now, before):

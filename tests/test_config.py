@@ -503,6 +503,10 @@ def test_every_key_is_described() -> None:
     assert meanings["spatial-heterogeneity"].endswith(" (> 0, <= 1)")
     assert meanings["tgfl.momentum"].endswith(" (>= 0, < 1)")
     assert not meanings["scores"].endswith(")")
+    assert meanings["lame.affinity"].endswith(" (knn, rbf, linear)")
+    assert meanings["tgfl.natural-dataset"].endswith(" (cifar10.1, arrays, folder)")
+    assert meanings["fedctta.temperature"].endswith(" (> 0)")  # median is in the words
+    assert not meanings["fedamp.rule"].endswith(")")  # so are all three
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -388,12 +388,13 @@ def unfinished(path: Path) -> None:
     (path / "summary.json").write_text(json.dumps(about | {"finished": False}))
 
 
-def test_a_run_that_has_finished_stays_as_it_is(run_local) -> None:
-    run = run_local(**{"checkpoint-every": 1})
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_that_has_finished_stays_as_it_is(run_local, every: int) -> None:
+    run = run_local(**{"checkpoint-every": every})
     before = {path.name: path.read_bytes() for path in run.path.iterdir()}
     with (
         pytest.raises(ConfigError, match=r"^resume = .*: that run has finished"),
-        federation(TINY | {"resume": str(run.path), "checkpoint-every": 1}),
+        federation(TINY | {"resume": str(run.path), "checkpoint-every": every}),
     ):
         pytest.fail("the run began")
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before

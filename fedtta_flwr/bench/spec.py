@@ -18,6 +18,7 @@ from fedtta_flwr.plugins import check_plugins
 
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
+NAME_WORDS = "a letter or digit, then letters, digits, blanks and '.+=_-', at most 48 in all"
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
 #: pydantic's kind of fault -> what is allowed, where its own words are for programmers
 ALLOWED = {
@@ -133,7 +134,7 @@ class Spec(_Part):
                 raise ConfigError("axes.seed: `seeds` are an axis already; give it another name")
             for name in (axis, *points):
                 if not NAME.fullmatch(name):
-                    raise ConfigError(f"axes.{axis}: {name!r}: allowed: letters, digits, blanks and '.+=_-'")
+                    raise ConfigError(f"axes.{axis}: {name!r}: allowed: {NAME_WORDS}")
             if not points:
                 raise ConfigError(f"axes.{axis}: no point; name one at least")
         for place, labels in self._labelled():

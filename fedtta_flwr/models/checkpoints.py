@@ -87,7 +87,10 @@ def load(path: str | Path, *, architecture: str | None = None, classes: int | No
     if architecture is not None and found != architecture:
         raise CheckpointError(f"{path}: holds architecture {found!r}, expected {architecture}; {ANOTHER}")
     if classes is not None and metadata["classes"] != str(classes):
-        raise CheckpointError(f"{path}: made for {metadata['classes']!r} classes, expected {classes}; {ANOTHER}")
+        raise CheckpointError(
+            f"{path}: made for {metadata['classes']} classes, expected {classes}; {ANOTHER}, or set classes = "
+            f"{metadata['classes']} if the data set leaves that open"
+        )
     statistics = {
         key: tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std") if f"normalize.{key}" in tensors
     }

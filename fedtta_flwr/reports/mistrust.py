@@ -108,8 +108,8 @@ class Line(BaseModel):
     collaboration: dict[str, float | None] | None
 
 
-def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
-    """Read a JSON file that holds at least what `part` names.
+def read_part(path: Path, part: type[BaseModel], wanted: str = "a run's or a benchmark's") -> dict[str, Any]:
+    """Read a JSON file that holds at least what `part` names; a folder is `wanted` where there is none.
 
     Raises
     ------
@@ -120,11 +120,9 @@ def read_part(path: Path, part: type[BaseModel]) -> dict[str, Any]:
         content = json.loads(path.read_text())
         part.model_validate(content)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path.parent}: no run directory, {path.name} is absent; name a run's or a benchmark's folder"
-        ) from None
+        raise ConfigError(f"{path.parent}: no run directory, {path.name} is absent; name {wanted} folder") from None
     except NotADirectoryError:
-        raise ConfigError(f"{path.parent}: is no folder; name a run's or a benchmark's folder") from None
+        raise ConfigError(f"{path.parent}: is no folder; name {wanted} folder") from None
     except ValidationError as error:
         raise ConfigError(f"{path.parent}: its {path.name} is damaged ({first_fault(error)})") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -89,6 +89,10 @@ def _equal(weights: Tensor) -> bool:
 def hint(config: RunConfig, change: str) -> str:
     """Return how to make the strategy's scale larger or smaller; nothing if it has none, or a relative one already."""
     options = config.options(config.strategy)
+    answers = config.fedctta
+    alike = answers.lagged and answers.images != "original" and answers.redraw != "each-client"
+    if config.strategy == "fedctta" and alike and change == "smaller":  # however sharply they are told apart
+        return '; set fedctta.lagged = false, or fedctta.redraw = "each-client"'
     for name in SCALES:
         if (field := type(options).model_fields.get(name)) is not None and getattr(options, name) != "median":
             key = f"{config.strategy}.{kebab(name)}"

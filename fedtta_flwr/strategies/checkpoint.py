@@ -12,6 +12,7 @@ from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import Outage, read_tensors, write_tensors
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.records import code_fingerprint
+from fedtta_flwr.run_config import is_finished
 
 if TYPE_CHECKING:
     from fedtta_flwr.strategies.base import PersonalizedStrategy
@@ -137,11 +138,13 @@ def resumable(folder: str) -> Path:
     Raises
     ------
     ConfigError
-        If the path is relative, or no checkpoint is there.
+        If the path is relative, or no checkpoint is there, or the run has finished.
     """
     path = expanded("resume", folder)
     if not path.is_absolute():
         raise ConfigError(f"resume = {folder!r}: relative; allowed: an absolute path or one that begins with ~")
+    if is_finished(path):  # to score its last round again takes what the clients have forgotten by now
+        raise ConfigError(f"resume = {folder!r}: that run has finished; `fedtta report` shows its results")
     if not (path / FILE).is_file():
         raise ConfigError(
             f"resume = {folder!r}: holds no {FILE}: checkpoint-every was 0, or it ended before the first; run it anew"

@@ -140,8 +140,14 @@ def test_a_cell_holds_its_whole_config() -> None:
         ({"quick": {"seeds": []}}, "quick.seeds = []: allowed: one at least"),
         ({"quick": True}, "quick = True: allowed: a table"),
         ({"axes": {"strategy": {}, "setting": {"IID": {}}}}, "axes.strategy: no point"),
-        ({"axes": {"strategy": {"a/b": {}}, "setting": {"IID": {}}}}, "axes.strategy: 'a/b': allowed: letters"),
-        ({"axes": {"strategy": {"..": {}}, "setting": {"IID": {}}}}, "axes.strategy: '..': allowed: letters"),
+        (
+            {"axes": {"strategy": {"a/b": {}}, "setting": {"IID": {}}}},
+            "axes.strategy: 'a/b': allowed: a letter or digit, then letters",
+        ),
+        (
+            {"axes": {"strategy": {"..": {}}, "setting": {"IID": {}}}},
+            "axes.strategy: '..': allowed: a letter or digit, then letters",
+        ),
         ({"axes": {"strategy": {"A": 1}, "setting": {"IID": {}}}}, "axes.strategy.A = 1: allowed: a table"),
         ({"skip": [{"strategy": 3}]}, "skip.0.strategy = 3: allowed: a list"),
         ({"skip": [{"strategy": ["FedAvg", "FedSGD"]}]}, "skip: strategy = 'FedSGD': unknown; allowed: No-Adapt"),

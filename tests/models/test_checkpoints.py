@@ -154,7 +154,7 @@ def test_metadata(file: Path, tmp_path: Path) -> None:
 def test_another_network_than_asked(file: Path) -> None:
     assert "holds architecture 'resnet8', expected cnn" in refused(file, architecture="cnn")
     text = refused(file, classes=100)
-    assert "made for '10' classes, expected 100; give another file (docs/data.md, Source models, tells how" in text
+    assert "made for 10 classes, expected 100; give another file (docs/data.md, Source models, tells how" in text
     assert "source train" not in text  # it trains on ten digits
 
 

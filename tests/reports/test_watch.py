@@ -72,6 +72,16 @@ def test_the_hint_names_the_methods_own_scale(strategy: str, hint: str, warned: 
     assert line.endswith(hint)
 
 
+def test_who_answers_before_adapting_is_told_apart_by_no_scale(warned: list[str]) -> None:
+    watch([EQUAL], **{"fedctta.lagged": True})
+    watch([ALONE], **{"fedctta.lagged": True})
+    watch([EQUAL], **{"fedctta.lagged": True, "fedctta.redraw": "each-client"})
+    first, *others = warned
+    assert first.endswith('the same weight; set fedctta.lagged = false, or fedctta.redraw = "each-client"')
+    assert all("; make fedctta.temperature" in line for line in others)
+    assert len(others) == 2
+
+
 def test_a_relative_scale_is_not_to_be_changed(warned: list[str]) -> None:
     watch([ALONE], **{"fedctta.temperature": "median"})
     (line,) = warned
