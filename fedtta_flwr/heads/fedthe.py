@@ -65,15 +65,22 @@ class FedTHE(Predictor):
         return torch.lerp(own, shared, self.weights.unsqueeze(1)).softmax(1)
 
     def averages(self, features: Tensor) -> Tensor:
-        r"""Return the moving averages, [B, D], after each of the features [B, D]; the first begins as itself."""
-        keep = 1 - self.options.history
+        r"""Return the moving averages, [B, D], after each of the features [B, D]; the first begins as itself.
+
+        Features that are not finite leave the average as it is.
+        """
+        keep, known = 1 - self.options.history, features.isfinite().all(dim=1)
         if self._history is None:
-            self._history = features[0]
-        n = torch.arange(len(features), device=features.device)
+            if not known.any():
+                return features
+            self._history = features[known][0]
+        n = known.cumsum(0) - 1
         age = n.unsqueeze(1) - n
-        shares = torch.where(age >= 0, self.options.history * keep ** age.clamp(min=0).to(features.dtype), 0.0)
+        shares = torch.where(
+            known & (age >= 0), self.options.history * keep ** age.clamp(min=0).to(features.dtype), 0.0
+        )
         past = (keep ** (n + 1).to(features.dtype)).unsqueeze(1) * self._history
-        averages: Tensor = shares @ features + past
+        averages: Tensor = shares @ features.where(known.unsqueeze(1), 0.0) + past
         self._history = averages[-1].clone()
         return averages
 
