@@ -113,8 +113,8 @@ def test_every_natural_image_is_one_clients_by_its_classes(made: Benchmark) -> N
 
 
 def test_natural_images_of_a_class_that_nobody_has_are_dealt_evenly() -> None:
-    few = Corruptible(DATA._images, np.minimum(DATA.labels, CLASSES - 2), CLASSES, seed=5)
-    only = Corruptible(NATURAL._images, np.full(90, CLASSES - 1), CLASSES, seed=5)
+    few, only = images(400, 0), images(90, 1)
+    few.labels, only.labels = np.minimum(few.labels, CLASSES - 2), np.full(90, CLASSES - 1)
     flat = {"task": "tgfl", "num-clients": 6, "corruptions": ",".join(CORRUPTIONS)}
     found = Benchmark(RunConfig.from_flat(flat), few, only)
     assert [len(rows_of(found, c, B, natural=True)) for c in NAMES] == [15] * 6
