@@ -145,7 +145,8 @@ def written(name: str, bench: BenchOf) -> str:
         f"`python -m benchmarks.reproduction --part {name}`: `configs/bench/{part.spec}.toml`.",
         f"Beside {bench.spec.source}.",
         textwrap.fill(f"{NETWORKS[part.network].words}. {part.words}", 120),
-        f"{len(runs)} runs, seeds {', '.join(map(str, bench.spec.seeds))}; {rounds} rounds.",
+        f"{len(runs)} runs, {'seeds' if len(bench.spec.seeds) > 1 else 'seed'} "
+        f"{', '.join(map(str, bench.spec.seeds))}; {rounds} rounds.",
         f"Commit {codes}; {versions}; {bench.machines()}.",
     ]
     tables = {table.name: table for table in bench_tables(bench)}

@@ -34,7 +34,8 @@ class Finding:
             return "not run"
         mean = float(np.mean(self.differences))
         # "By so many points" is at least so many, below 0 at most so many worse; without, better is more than nothing.
-        word = "holds" if (mean >= self.claim.by if self.claim.by else mean > 0) else "does not hold"
+        # What is shown as 0.00 is as good.
+        word = "holds" if (mean >= self.claim.by if self.claim.by else round(mean, 2) > 0) else "does not hold"
         if len(self.differences) == 1:
             return f"{word}, one seed"  # which says nothing of how much chance there is in it
         within = abs(mean - self.claim.by) < np.std(self.differences, ddof=1)

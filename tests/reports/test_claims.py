@@ -12,6 +12,7 @@ from fedtta_flwr.reports.claims import Finding
     ("by", "differences", "verdict"),
     [
         (0.0, [0.0], "does not hold, one seed"),  # as good is not better
+        (0.0, [0.004], "does not hold, one seed"),  # nor is what is shown as 0.00
         (0.0, [0.01], "holds, one seed"),
         (1.5, [1.5], "holds, one seed"),  # at least so many points
         (1.5, [1.49], "does not hold, one seed"),
