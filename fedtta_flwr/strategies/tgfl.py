@@ -15,7 +15,7 @@ from fedtta_flwr.phases import MEASURE, TRAIN, phase_of
 from fedtta_flwr.records import CLIENTS, STATISTICS
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.rounds import Round
-from fedtta_flwr.strategies.updates import State, Update, Updates, is_variance
+from fedtta_flwr.strategies.updates import State, Update, Updates, is_variance, means_of
 
 
 class TGFL(PersonalizedStrategy):
@@ -62,8 +62,8 @@ class TGFL(PersonalizedStrategy):
         # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
         means = {name: t.mean(dim=0, dtype=torch.float64) for name, t in updates.state.items()}
         for name in filter(is_variance, means) if self.config.bn_pooling == "moments" else ():
-            of = name.removesuffix("_var") + "_mean"
-            means[name] += (updates.state[of].double() - means[of]).square().mean(dim=0)  # as in `mix`
+            own, mean = updates.state[means_of(name)], means[means_of(name)]
+            means[name] += (own.double() - mean).square().mean(dim=0)  # as in `mix`
         return {name: means[name].to(t.dtype).expand_as(t) for name, t in updates.state.items()}
 
     def unmixed(self, updates: Updates) -> State:

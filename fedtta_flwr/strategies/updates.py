@@ -135,8 +135,13 @@ def is_statistic(name: str) -> bool:
 
 
 def is_variance(name: str) -> bool:
-    """Return whether a tensor of this name holds variances; its means have the same name with ``_mean``."""
+    """Return whether a tensor of this name holds variances."""
     return is_statistic(name) and name.endswith("_var")
+
+
+def means_of(name: str) -> str:
+    """Return the name of the means that belong to variances of this name."""
+    return name.removesuffix("_var") + "_mean"
 
 
 def flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
@@ -185,7 +190,7 @@ def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool =
         t = mixed[name]
         w, columns = weights_as[t.dtype], t.numel() // len(t)
         values = t.view(len(t), columns)
-        means = mixed[name.removesuffix("_var") + "_mean"].view_as(values) if moments and is_variance(name) else None
+        means = mixed[means_of(name)].view_as(values) if moments and is_variance(name) else None
         if columns <= BLOCK or len(w) != len(t):
             mixed[name] = _product(w, values, means).expand(clients, columns).view(clients, *t.shape[1:])
             continue
