@@ -144,7 +144,7 @@ class RunConfig(BaseModel):
         "", description="my_module:my_stream, a function (config, client) of your own; empty = cut from the data set"
     )
     live_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        1.0, description="seconds that `live` waits for a full batch before it goes on with what is there"
+        1.0, description="seconds a slot that `live` waits for full batches, divided among the clients of a node"
     )
     rounds: Annotated[int, Field(ge=0)] = Field(0, description="0 = to the end of the streams; `live` needs a number")
     aggregate_every: Annotated[int, Field(ge=1)] = Field(

@@ -237,8 +237,9 @@ def _latest(folder: Path, client: str) -> Path:
 
 def _checkpoints(folder: Path, client: str) -> list[Path]:
     """Return a client's files of checkpoints, the latest first."""
-    found = folder.glob(f"{_stem(client)}@*.safetensors")
-    return sorted(found, key=lambda path: -int(path.stem.rpartition("@")[2]))
+    rounds = {path: path.stem.rpartition("@")[2] for path in folder.glob(f"{_stem(client)}@*.safetensors")}
+    ours = [path for path, number in rounds.items() if number.isdecimal()]  # and not somebody's copy of one
+    return sorted(ours, key=lambda path: -int(rounds[path]))
 
 
 def _write(path: Path, state: Remembered) -> None:

@@ -139,7 +139,12 @@ def payload_bytes(message: Message) -> int:
 
 def error_reply(message: Message, text: str) -> Message:
     """Return a reply that carries one line on what went wrong at the client."""
-    return Message(RecordDict({ERROR: ConfigRecord({"text": text})}), reply_to=message)
+    return Message(RecordDict({ERROR: ConfigRecord({"text": sendable(text)})}), reply_to=message)
+
+
+def sendable(text: str) -> str:
+    """Return a text that UTF-8 can hold: a file may be called by any bytes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(message: Message) -> str | None:

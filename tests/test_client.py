@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedtta_flwr.adaptation.base import statistics
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.data.streams import make_stream
-from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.errors import ConfigError, DataError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.records import DESCRIPTOR, INFO, STATE, arrays_of, error_of, from_arrays, payload_bytes, to_arrays
 from fedtta_flwr.records import SCORES as COUNTS
@@ -474,6 +475,22 @@ def test_a_client_that_fails_keeps_nobody_else_from_going_on(tiny_config: Callab
     assert list(reply.content.config_records[INFO]["updated"]) == CLIENTS[:2]
     assert uploaded(reply) == uploaded(expected)
     assert node.memory() == calm.memory()
+
+
+def test_a_fault_that_names_a_file_of_any_bytes_can_be_sent(
+    tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise DataError(f"{os.fsdecode(b'caf' + bytes([0xE9]))}.png: damaged")
+
+    node = Node(tiny_config())
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtta_flwr.client.visit_stream", damaged)
+        reply = node.visit(CLIENTS[:1])
+    assert failures(reply)[CLIENTS[0]] == r"caf\udce9.png: damaged"
+    reply.content.config_records[INFO].deflate()
+    monkeypatch.setattr("fedtta_flwr.client.workbench", damaged)
+    assert error_of(node.visit(CLIENTS[:1])) == r"caf\udce9.png: damaged"
 
 
 def test_visits_go_on_in_another_process_where_they_ended(tiny_config: Callable[..., RunConfig]) -> None:

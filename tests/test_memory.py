@@ -88,6 +88,14 @@ def test_a_client_that_was_away_at_the_checkpoint_has_its_last_state_before_it(t
     assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=6)) == 5
 
 
+def test_a_copy_that_somebody_made_of_a_state_is_none(tmp_path: Path) -> None:
+    memory = Memory(RecordDict(), tmp_path)
+    memory.keep({"a": state(3)}, checkpoint=3)
+    (tmp_path / "a@3-backup.safetensors").write_bytes((tmp_path / "a@3.safetensors").read_bytes())
+    memory.keep({"a": state(5)}, checkpoint=5)
+    assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=6)) == 5
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_client_that_was_away_at_the_checkpoint_writes_that_state_when_it_returns(
     tmp_path: Path, restarts: bool

@@ -37,7 +37,7 @@ def balanced_dirichlet(labels: Indices, *, alpha: float, clients: int, classes: 
     Raises
     ------
     ValueError
-        No deal was balanced: there are too few samples for so many clients.
+        No deal was balanced: too few samples for so many clients, or so small an alpha for so few classes.
 
     References
     ----------

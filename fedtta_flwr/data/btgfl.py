@@ -100,9 +100,12 @@ class Benchmark:
             shares = balanced_dirichlet(
                 data.labels, alpha=config.tgfl.dirichlet, clients=clients, classes=data.classes, seed=config.seed
             )
-        except ValueError:
-            shares = []
-        if min(map(len, shares), default=0) < 5:
+        except ValueError as error:
+            raise ConfigError(
+                f"num-clients = {clients}: {error}; allowed: fewer clients, or a larger tgfl.dirichlet than "
+                f"{config.tgfl.dirichlet:g}"
+            ) from None
+        if min(map(len, shares)) < 5:
             raise ConfigError(
                 f"num-clients = {clients}: {len(data.labels)} samples are too few for a training, a validation and a "
                 f"test part of each; allowed: fewer clients"

@@ -13,7 +13,7 @@ from fedtta_flwr.data.cifar import read_torchvision
 from fedtta_flwr.data.contracts import ClientStream, TestSet
 from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
 from fedtta_flwr.data.digits import all_parts
-from fedtta_flwr.data.live import LiveStream, live_folders
+from fedtta_flwr.data.live import LiveStream, hosted, live_folders
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.paths import expanded
@@ -86,14 +86,15 @@ def build_stream(
         As `make_stream`, `live_folders`; or the own function cannot be imported, is not allowed, or fails.
     """
     if config.dataset == LIVE:
-        watched, output = live_folders(config, client, node_config or {})
+        node_config = node_config or {}
+        watched, output = live_folders(config, client, node_config)
         return LiveStream(
             watched,
             output,
             batch_size=config.batch_size,
             image_size=config.image_size,
             slots=config.rounds * config.aggregate_every,
-            wait=config.live_wait,
+            wait=config.live_wait / hosted(config, node_config),  # one after the other they must not be late
         )
     if config.stream:
         return _own_stream(config, client)

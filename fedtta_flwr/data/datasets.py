@@ -80,29 +80,24 @@ class Corrupted:
 
     def __init__(self, clean: Images, corruption: str, severity: int, seed: int) -> None:
         self._clean, self._corruption, self._severity, self._seed = clean, corruption, severity, seed
-        self._made = np.zeros(len(clean), dtype=bool)
-        self._pixels: NDArray[np.uint8] | None = None
+        self._made: dict[int, NDArray[np.uint8]] = {}  # position -> image; room for all at once may not be there
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(self._made)
+        return len(self._clean)
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
         """Return the images [B, H, W, 3] at these positions."""
         from fedtta_flwr.data.corruptions import corrupt
 
         rows = np.arange(len(self))[rows]
-        todo = np.unique(rows[~self._made[rows]])
+        if not len(rows):
+            return self._clean[rows]
+        todo = np.array(sorted({*rows.tolist()} - self._made.keys()), np.int64)
         if len(todo):
             made = corrupt(self._clean[todo], self._corruption, self._severity, seed=self._seed, indices=todo)
-            if self._pixels is None:
-                # Memory is taken page by page as images are written, not for all N at once.
-                self._pixels = np.empty((len(self), *made.shape[1:]), np.uint8)
-            self._pixels[todo] = made
-            self._made[todo] = True
-        if self._pixels is None:
-            return self._clean[rows]  # no rows: nothing to corrupt
-        return self._pixels[rows]
+            self._made |= zip(todo.tolist(), made, strict=True)
+        return np.stack([self._made[row] for row in rows.tolist()])
 
 
 def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, classes: int = 0) -> TestSet:

@@ -23,7 +23,7 @@ class ImageTree:
     """Images under one folder, a sub-folder for each class; an image is read when it is asked for.
 
     Classes are the sub-folders in the order of their names, as in torchvision's ``ImageFolder``; so are the files of
-    a class. Names that begin with a dot are passed over.
+    a class. Files and folders whose names begin with a dot are passed over.
 
     Parameters
     ----------
@@ -35,13 +35,16 @@ class ImageTree:
     Raises
     ------
     DataError
-        There are fewer than two classes, their names are those of a data set's parts, one is empty, or a file in one
-        is not an image.
+        There are fewer than two classes, their names are those of a data set's parts, one is empty, a file in one is
+        not an image, or something cannot be read.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
         self._size = size
-        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        try:
+            classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        except OSError as error:
+            raise _unreadable(folder, error) from None
         if len(classes) < 2:
             raise DataError(f"{folder}: {len(classes)} sub-folders, expected one for each of two classes or more")
         self.class_names = [entry.name for entry in classes]
@@ -53,7 +56,7 @@ class ImageTree:
         self._files: list[Path] = []
         counts = []
         for entry in classes:
-            files = sorted(p for p in entry.rglob("*") if p.is_file() and not p.name.startswith("."))
+            files = sorted(p for p in entry.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(entry)))
             if not files:
                 raise DataError(f"{entry}: no images, expected one or more; add some or remove the folder")
             for path in files:
@@ -83,8 +86,16 @@ class ImageTree:
                 expected = "an image of 8 or 16 bits a channel"
                 raise DataError(f"{path}: {error}, expected {expected}; remove or replace it") from None
             except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror}); see to the file or its disk") from None
+                raise _unreadable(path, error) from None
         return result
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror}); see to its rights or its disk")
 
 
 def read_image(path: Path, size: int) -> NDArray[np.uint8]:
@@ -102,19 +113,19 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path, formats=FORMATS) as image:
-            mode = image.mode
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels, at most {MOST_PIXELS:,} are read")
-            whole = _from_16_bits(image) if mode.startswith("I;16") else image  # which Pillow would cut off at 255
-            small = whole.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            mode, pixels = image.mode, image.width * image.height
+            if pixels <= MOST_PIXELS:
+                whole = _from_16_bits(image) if mode.startswith("I;16") else image  # which Pillow would cut off at 255
+                small = whole.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     except UnidentifiedImageError:
         raise ValueError(f"not an image ({_size_of(path)} bytes)") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        # Pillow's own have no number; EINVAL is a seek to where a damaged header points.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        if isinstance(error, OSError) and _is_outside(error):
             raise
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"damaged or not yet complete ({reason})") from None
+    if pixels > MOST_PIXELS:
+        raise ValueError(f"of {pixels:,} pixels, more than {MOST_PIXELS:,}")
     if mode in ("I", "F"):
         raise ValueError("32 bits a channel")
     return np.asarray(small)
@@ -133,10 +144,17 @@ def _check_is_image(path: Path) -> None:
     try:
         with Image.open(path, formats=FORMATS):
             pass
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        if isinstance(error, OSError) and _is_outside(error):
+            raise _unreadable(path, error) from None
         raise DataError(
             f"{path}: not an image ({_size_of(path)} bytes), expected one of {', '.join(FORMATS)}; remove it"
         ) from None
+
+
+def _is_outside(error: OSError) -> bool:
+    """Return whether an error says nothing about what is in the file."""
+    return error.errno not in (None, errno.EINVAL)  # Pillow's own; a seek to where a damaged header points
 
 
 def _size_of(path: Path) -> int:

@@ -86,12 +86,12 @@ class GrowingCsv:
         with self._path.open("ab+") as file:
             end = file.tell()
             if end == 0:
-                csv.writer(text, lineterminator="\n").writerow(self._header)
+                text.write(_line(self._header))
             else:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     text.write("\n")
-            csv.writer(text, lineterminator="\n").writerows(self._unwritten)
+            text.writelines(map(_line, self._unwritten))
             append(self._path, text.getvalue().encode(errors="surrogateescape"))
             try:
                 os.fsync(file.fileno())
@@ -104,3 +104,9 @@ class GrowingCsv:
 
     def _key(self, row: Sequence[str]) -> tuple[str, ...]:
         return tuple(row[column] for column in self._columns)
+
+
+def _line(row: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(row)  # what holds either of them is quoted: file names may
+    return line.getvalue().removesuffix("\r\n") + "\n"

@@ -170,6 +170,11 @@ class LiveStream:
         return [(name, size, modified) for modified, name, size in sorted(found)], unreadable
 
 
+def hosted(config: RunConfig, node_config: Mapping[str, object]) -> int:
+    """Return how many clients a node hosts; all of the run's, if it does not say."""
+    return len(names_in(str(node_config.get("clients", ""))) or config.client_names())
+
+
 def live_folders(config: RunConfig, client: str, node_config: Mapping[str, object]) -> tuple[Path, Path]:
     """Return the folder that a client watches and the one for its predictions.
 
@@ -188,8 +193,7 @@ def live_folders(config: RunConfig, client: str, node_config: Mapping[str, objec
     if not root:
         raise ConfigError("dataset = 'live': no folder to watch; set node-config live-dir = \"DIR\" or data-dir")
     folder = expanded("live-dir" if node_config.get("live-dir") else "data-dir", root)
-    hosted = names_in(str(node_config.get("clients", ""))) or config.client_names()
-    several = len(hosted) > 1
+    several = hosted(config, node_config) > 1
     if several and folder.is_dir() and not (folder / client).is_dir():
         raise DataError(f"{folder}: no sub-folder {client}; where several clients are hosted each needs its own")
     watched = folder / client if (folder / client).is_dir() else folder

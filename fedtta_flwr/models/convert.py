@@ -72,7 +72,8 @@ def convert(
     Raises
     ------
     CheckpointError
-        The file is absent, damaged or holds more than tensors, or its tensors do not fit.
+        The file is absent, damaged or holds more than tensors, its tensors do not fit, or it says itself what the
+        normalisation is, and otherwise.
     ConfigError
         ``architecture``, ``classes`` or the normalisation is not allowed.
     """
@@ -86,7 +87,11 @@ def convert(
         tensors |= {key: torch.tensor(0) for key in uncounted}
         renames.append(("(absent)", f"*{COUNTER} = 0"))
     for key, value in Normalize(mean, std).state_dict().items():
-        tensors[f"normalize.{key}"] = value
+        own = tensors.setdefault(f"normalize.{key}", value)
+        if (says := _in_words(own)) != (given := _in_words(value)):
+            raise CheckpointError(
+                f"{source}: holds normalize.{key} = {says}, --{key} is {given}; allowed: what it holds"
+            )
     fill(model, tensors, source)
     return model, renames
 
@@ -151,6 +156,10 @@ def _rename(tensors: Mapping[str, Tensor], renames: list[tuple[str, str]], sourc
         if new != old:
             renames.append((old, new))
     return result
+
+
+def _in_words(numbers: Tensor) -> str:
+    return ",".join(f"{number:g}" for number in numbers.flatten().tolist())
 
 
 def _kind(value: object) -> str:

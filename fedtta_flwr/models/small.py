@@ -72,10 +72,14 @@ class CCT(Classifier):
         )
         self.position = nn.Parameter(torch.empty(1, self.TOKENS, self.DIM))
         nn.init.trunc_normal_(self.position, std=0.2)
-        layer = nn.TransformerEncoderLayer(
-            self.DIM, 2, self.DIM, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, 4, norm=nn.LayerNorm(self.DIM), enable_nested_tensor=False)
+        layers = [
+            nn.TransformerEncoderLayer(
+                self.DIM, 2, self.DIM, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(4)
+        ]
+        self.encoder = nn.TransformerEncoder(layers[0], 4, norm=nn.LayerNorm(self.DIM), enable_nested_tensor=False)
+        self.encoder.layers = nn.ModuleList(layers)  # and not four copies of one, first weights and all
         self.pool = nn.Linear(self.DIM, 1)
         self.head = nn.Linear(self.DIM, classes)
         initialise_convolutions(self)

@@ -184,6 +184,13 @@ def test_too_few_samples_are_a_config_error() -> None:
         benchmark(**{"num-clients": 100})
 
 
+def test_classes_that_cannot_be_dealt_evenly_are_a_config_error() -> None:
+    data = Corruptible(np.zeros((20_000, 32, 32, 3), np.uint8), np.arange(20_000) % 2, 2, 0)
+    config = RunConfig.from_flat({"task": "tgfl", "num-clients": 10})
+    with pytest.raises(ConfigError, match=r"20000 samples cannot be dealt .* larger tgfl.dirichlet than 0.1"):
+        Benchmark(config, data)
+
+
 def test_naturally_shifted_images_of_other_classes_are_a_config_error() -> None:
     other = Corruptible(np.zeros((5, 32, 32, 3), np.uint8), np.zeros(5, np.int64), CLASSES + 1, 0)
     config = RunConfig.from_flat({"task": "tgfl", "tgfl.natural-dataset": "arrays", "tgfl.natural-dir": "/x"})

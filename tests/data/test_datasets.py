@@ -82,6 +82,12 @@ def test_only_what_is_asked_for_is_corrupted_and_only_once() -> None:
     assert len(test_set.images("glass_blur", 4)) == 50
 
 
+def test_room_is_taken_for_what_is_corrupted_and_not_for_all() -> None:
+    clean = np.broadcast_to(RNG.integers(0, 256, (512, 512, 3), dtype=np.uint8), (2_000_000, 512, 512, 3))  # 1.5 TB
+    got = Corruptible(clean, np.zeros(len(clean), np.int64), 10, seed=3).images("contrast", 4)[np.array([1_999_999])]
+    assert got.shape == (1, 512, 512, 3)
+
+
 # ------------------------------------------------------------------------------------------------------------ Zenodo
 
 
@@ -210,6 +216,16 @@ def test_faults_of_the_archive(tmp_path: Path, content: Any, words: str) -> None
     refused(str(path), words, name="cifar100", folder=tmp_path)
 
 
+def test_an_archive_that_is_damaged_within_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cifar100_test.npz"
+    noise = RNG.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
+    np.savez_compressed(path, images=np.tile(noise, (100, 1, 1, 1)), labels=np.zeros(10_000, np.uint8))
+    whole = path.read_bytes()
+    for at in range(1_000, len(whole), len(whole) // 20):
+        path.write_bytes(whole[:at] + bytes(20) + whole[at + 20 :])
+        refused(str(path), "no readable archive", name="cifar100", folder=tmp_path)
+
+
 def test_cifar10_1(tmp_path: Path) -> None:
     images = RNG.integers(0, 256, (2000, 32, 32, 3), dtype=np.uint8)
     np.save(tmp_path / "cifar10.1_v6_data.npy", images)
@@ -324,6 +340,15 @@ def test_faults_of_a_tree(tmp_path: Path) -> None:
     (tmp_path / "empty").rmdir()
     (tmp_path / "ant" / "0.jpg").write_bytes(cut)
     refused("0.jpg", name="folder", folder=tmp_path)
+
+
+def test_what_is_hidden_belongs_to_no_class(tmp_path: Path) -> None:
+    tree(tmp_path)
+    whole = open_test_set("folder", str(tmp_path), 0)
+    (tmp_path / "ant" / ".cache").mkdir()
+    for path in (".hidden", ".cache/0-copy.jpg", ".cache/notes.txt"):
+        (tmp_path / "ant" / path).write_bytes((tmp_path / "ant" / "0.jpg").read_bytes())
+    assert len(open_test_set("folder", str(tmp_path), 0).labels) == len(whole.labels)
 
 
 def test_classes_of_a_tree_must_be_those_that_were_said(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def sure_of(classes: list[int]) -> torch.Tensor:
 
 
 def table(path: Path) -> list[list[str]]:
-    with path.open(newline="") as file:
+    with path.open(newline="", errors="surrogateescape") as file:
         return list(csv.reader(file))
 
 
@@ -133,12 +133,13 @@ def test_a_prediction_that_was_cut_off_counts_as_not_made(folder: Path) -> None:
 
 
 def test_names_of_all_kinds_survive_the_csv(folder: Path) -> None:
-    names = ["a,b.png", 'say "x".png', "ü ñ.png", "line\nbreak.png"]
+    names = ["a,b.png", 'say "x".png', "ü ñ.png", "line\nbreak.png", "Icon\r", os.fsdecode(b"\xe9.png")]
     for i, name in enumerate(names):
-        arrive(folder, name, 10, i)
-    own = stream(folder)
+        arrive(folder, "0.png", 10, i)
+        (folder / "0.png").rename(folder / name)
+    own = stream(folder, batch_size=9)
     own.batch(0)
-    own.predicted(0, sure_of([0, 1, 2, 3]), version=1)
+    own.predicted(0, sure_of([0, 1, 2, 3, 4, 5]), version=1)
     assert [row[0] for row in table(folder / "predictions.csv")[1:]] == names
     assert stream(folder).batch(0)[0].shape[0] == 0
 
@@ -248,6 +249,33 @@ def test_a_header_that_points_to_nowhere_is_damage(folder: Path) -> None:
         read_image(folder / "0.tif", 32)
 
 
+def test_an_image_of_too_many_pixels_is_said_to_be_large_and_not_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(folder, "0.png", 50, 0)
+    monkeypatch.setattr("fedtta_flwr.data.folders.MOST_PIXELS", 1_999)
+    with pytest.raises(ValueError, match=r"^of 2,000 pixels, more than 1,999$"):
+        read_image(folder / "0.png", 32)
+
+
+@pytest.mark.parametrize("at", ["tree", "image"])
+def test_what_a_tree_may_not_read_is_no_fault_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        arrive(tmp_path / name, "0.png", 50, 0)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    where = "pathlib.Path.iterdir" if at == "tree" else "PIL.Image.open"
+    monkeypatch.setattr(where, denied)  # as root everything may be read
+    with pytest.raises(DataError, match=r": cannot be read \(Permission denied\); see to its rights") as caught:
+        ImageTree(tmp_path, 32)
+    assert str(caught.value).startswith(f"{tmp_path if at == 'tree' else tmp_path / 'cat' / '0.png'}:")
+
+
 def test_an_image_of_a_tree_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -339,6 +367,22 @@ def test_whose_folder(tmp_path: Path) -> None:
     assert live_folders(two, "client-01", both) == (tmp_path / "client-01", tmp_path / "client-01")
     with pytest.raises(DataError, match="no such folder"):
         stream(tmp_path / "absent")
+
+
+def test_clients_of_one_node_divide_the_time_to_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"camera-{i}" for i in range(3)]
+    for name in names:
+        (folder / name).mkdir()
+    config = RunConfig.from_flat(LIVE | {"clients": ",".join(names), "num-clients": 3, "live-wait": 6.0})
+    slept: list[float] = []
+    monkeypatch.setattr("fedtta_flwr.data.live.time.monotonic", lambda: sum(slept))
+    monkeypatch.setattr("fedtta_flwr.data.live.time.sleep", slept.append)
+    for hosted, seconds in ((names, 6.0), (names[:2], 6.0), (names[:1], 6.0)):
+        slept.clear()
+        node = {"clients": ",".join(hosted), "live-dir": str(folder)}
+        for name in hosted:
+            build_stream(config, name, open_data(config), node).batch(0)
+        assert sum(slept) == pytest.approx(seconds)
 
 
 def test_the_server_needs_no_folder() -> None:

@@ -91,6 +91,12 @@ def test_the_same_seed_draws_the_same_weights() -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+def test_layers_of_a_transformer_are_drawn_one_by_one() -> None:
+    first, *others = [layer.linear1.weight for layer in build("cct-4", 10).encoder.layers]  # type: ignore[union-attr]
+    assert len(others) == 3
+    assert not any(torch.equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize(
     ("name", "classes", "mean", "std", "said"),
     [

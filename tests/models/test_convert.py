@@ -226,3 +226,12 @@ def test_differences_are_named(tmp_path: Path) -> None:
     state["fc.bias"][0] = float("nan")
     torch.save(state, path)
     assert "NaN or infinite values in head.bias" in refused(path)
+
+
+def test_a_file_that_says_itself_how_to_normalise_goes_before_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(build("resnet8", 10, mean=[0.1, 0.2, 0.3], std=[0.2] * 3).state_dict(), path)
+    assert "holds normalize.mean = 0.1,0.2,0.3, --mean is 0.5,0.5,0.5; allowed: what it holds" in refused(path)
+    model, renames = convert(path, architecture="resnet8", classes=10, mean=[0.1, 0.2, 0.3], std=[0.2] * 3)
+    assert renames == []
+    assert model.normalize.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
