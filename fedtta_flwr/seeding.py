@@ -5,6 +5,7 @@ purposes are independent, and none depends on process, worker, order of arrival 
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -48,9 +49,19 @@ def torch_rng(seed: int, *purpose: str | int) -> "torch.Generator":
 
 @contextmanager
 def seeded(device: "torch.device", seed: int, *purpose: str | int) -> Iterator[None]:
-    """Seed torch's global generators, of the CPU and of `device`, for what draws from them alone, such as dropout."""
+    """Seed all global generators, torch's (of the CPU and of `device`), numpy's and Python's, and restore them after.
+
+    For what draws from them alone: dropout, and code of the user's own.
+    """
     import torch
 
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(seed, *purpose))
-        yield
+    own, python, numpy = derive_seed(seed, *purpose), random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(own)
+            np.random.seed(own % 2**32)
+            random.seed(own)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -24,7 +24,7 @@ from fedtta_flwr.reports.mistrust import About, read_part
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
-from fedtta_flwr.seeding import torch_rng
+from fedtta_flwr.seeding import seeded, torch_rng
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable
 from fedtta_flwr.strategies.roster import Roster
@@ -40,7 +40,8 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
     if config.task == "tgfl":
         strategy = TGFL(config)
     else:
-        strategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
+        with seeded(torch.device("cpu"), config.seed, "strategy"):
+            strategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
     if getattr(strategy, "config", None) is not config:
         raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
     if strategy.one_for_all and config.weight_cap < 1:

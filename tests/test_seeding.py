@@ -1,8 +1,10 @@
 """Seeds: fixed for ever, and independent of each other."""
 
 import hashlib
+import random
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtta_flwr.seeding import derive_seed, numpy_rng, torch_rng
+from fedtta_flwr.seeding import derive_seed, numpy_rng, seeded, torch_rng
 
 purposes = st.lists(st.integers(-(2**70), 2**70) | st.text("abc-019", max_size=5), max_size=4).map(tuple)
 
@@ -88,6 +90,27 @@ def test_a_draw_depends_on_no_draw_before_and_touches_no_global_state() -> None:
     assert (numpy_rng(3, "x").random(4) == first).all()
     assert (np.random.get_state()[1] == numpy_state).all()
     assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+def test_all_global_generators_are_seeded_for_a_purpose_and_restored() -> None:
+    def drawn() -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    def left() -> list[object]:
+        return [random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()]
+
+    cpu = torch.device("cpu")
+    with seeded(cpu, 3, "a"):
+        first = drawn()
+    drawn()
+    before = left()
+    with seeded(cpu, 3, "a"):
+        assert drawn() == first
+    with seeded(cpu, 3, "b"):
+        assert not set(drawn()) & set(first)
+    with suppress(ZeroDivisionError), seeded(cpu, 3, "c"):
+        drawn()[0] /= 0
+    assert left() == before
 
 
 def test_seeds_do_not_depend_on_the_hash_seed_of_python() -> None:

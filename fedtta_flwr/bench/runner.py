@@ -113,8 +113,8 @@ def open_bench(
     Raises
     ------
     ConfigError
-        If the folder holds something else, another benchmark, or finished cells of another config, or if a run of an
-        earlier benchmark still writes there.
+        If the folder holds something else, another benchmark, or cells of another config, finished ones or ones with a
+        checkpoint, or if a run of an earlier benchmark still writes there.
     """
     path = folder / FILE
     about: dict[str, Any] = {}
@@ -135,16 +135,15 @@ def open_bench(
         if not finished and own.is_dir():
             _await_writer(own, f"--output {folder}: {cell.id}")
             finished = is_finished(own)
+        made = _made(own)
+        if made is not None and (key := differing_key(cell.config, made["config"])):
+            raise ConfigError(
+                f"--output {folder}: {cell.id} was {'run' if finished else 'begun'} with {key} = "
+                f"{made['config'].get(key)!r}, now it is {cell.config[key]!r}; name another folder"
+            )
         if not finished:
             left.append(cell)
-            continue
-        made = json.loads((own / "config.json").read_text())
-        if key := differing_key(cell.config, made["config"]):
-            raise ConfigError(
-                f"--output {folder}: {cell.id} was run with {key} = {made['config'].get(key)!r}, now it is "
-                f"{cell.config[key]!r}; name another folder"
-            )
-        if not is_of_this_code(made, cell):
+        elif made is not None and not is_of_this_code(made, cell):
             stale.append(cell.id)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     about = {
@@ -163,6 +162,21 @@ def open_bench(
             f"--output {folder}: cannot be written ({error.strerror}); make room, or name another"
         ) from None
     return left, stale
+
+
+def _goes_on(own: Path, cell: Cell) -> bool:
+    """Return whether an unfinished run directory holds a checkpoint of this cell that this code has written."""
+    made = _made(own)
+    return made is not None and is_of_this_code(made, cell) and differing_key(cell.config, made["config"]) is None
+
+
+def _made(own: Path) -> dict[str, Any] | None:
+    """Return the config.json of a run that is finished or has a checkpoint."""
+    try:
+        made: dict[str, Any] = json.loads((own / "config.json").read_text())
+        return made if is_finished(own) or (made["config"] and made["code"] and (own / CHECKPOINT).is_file()) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _await_writer(own: Path, which: str) -> None:
@@ -248,16 +262,6 @@ def _start(folder: Path, cell: Cell) -> Running:
     running.look()
     running.before = running.done
     return running
-
-
-def _goes_on(own: Path, cell: Cell) -> bool:
-    """Return whether a run directory holds a checkpoint of this cell that this code has written."""
-    try:
-        made = json.loads((own / "config.json").read_text())
-        same = is_of_this_code(made, cell) and differing_key(cell.config, made["config"]) is None
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return same and (own / CHECKPOINT).is_file()
 
 
 def _log(folder: Path, cell: str) -> Path:

@@ -15,6 +15,7 @@ from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import kebab
 from fedtta_flwr.plugins import check_plugins
+from fedtta_flwr.registry import names_in
 
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
@@ -143,12 +144,12 @@ class Spec(_Part):
                     if one not in self.axes.get(axis, {}):
                         allowed = self.axes.get(axis) or self.axes
                         raise ConfigError(f"{place}: {axis} = {one!r}: unknown; allowed: {', '.join(allowed)}")
-        corrupted = str(self.config.get("corruptions", "")).split(",")
+        corrupted = self._corruptions()
         for entry in self.published:
             if entry.over in entry.at:
                 raise ConfigError(f"published: over = {entry.over!r}: `at` names a point of it; name one or the other")
             unknown = sorted(set(entry.values) - set(corrupted))
-            if entry.over == "corruption" and not self.two_heads and corrupted != [""] and unknown:
+            if entry.over == "corruption" and not self.two_heads and corrupted and unknown:
                 raise ConfigError(f"published: {unknown[0]!r}: allowed over corruption: {', '.join(corrupted)}")
             if entry.over not in (*self.axes, *WITHIN):
                 raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")
@@ -158,6 +159,16 @@ class Spec(_Part):
                     f"{', '.join(self.axes[entry.over])}"
                 )
         return self
+
+    def skips(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a combination of points is one that is not run."""
+        return any(all(labels[axis] in points for axis, points in entry.items()) for entry in self.skip)
+
+    def _corruptions(self) -> list[str]:
+        """Return all that `config` and the points name; nothing if `config` leaves it open."""
+        points = (keys for table in self.axes.values() for keys in table.values())
+        named = [names_in(str(table.get("corruptions", ""))) for table in (self.config, *points)]
+        return list(dict.fromkeys(name for names in named for name in names)) if named[0] else []
 
     def _labelled(self) -> Iterator[tuple[str, Mapping[str, str | list[str]]]]:
         yield from (("skip", entry) for entry in self.skip)
@@ -257,7 +268,7 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     made: dict[str, Cell] = {}
     for seed, points in itertools.product(seeds, itertools.product(*(axis.items() for axis in spec.axes.values()))):
         labels = dict(zip(spec.axes, (name for name, _ in points), strict=True))
-        if any(_matches(labels, entry) for entry in spec.skip):
+        if spec.skips(labels):
             continue
         config = _flat(spec.config)
         for _, table in points:
@@ -291,10 +302,6 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     except ConfigError as error:
         raise ConfigError(f"{spec.name}, quick: {error}") from None
     return tuple(made.values())
-
-
-def _matches(labels: Mapping[str, str], pattern: Mapping[str, list[str]]) -> bool:
-    return all(labels[axis] in points for axis, points in pattern.items())
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Scalar]:

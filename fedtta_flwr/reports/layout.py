@@ -24,15 +24,22 @@ def note_of(note: str, where: Sequence[str]) -> str:
 
 
 def rows_and_columns(bench: BenchOf) -> tuple[list[Labels], list[Labels]]:
-    """Return the labels of the rows and of the columns of the main table; not those that the spec skips altogether."""
-    axes = bench.spec.axes
+    """Return the labels of the rows and of the columns of the main table.
+
+    Of combinations that the spec skips altogether, only those of which something was published.
+    """
 
     def combinations(names: list[str]) -> list[Labels]:
-        every = itertools.product(*(axes[name] for name in names))
-        named = (dict(zip(names, points, strict=True)) for points in every)
-        return [one for one in named if any(one.items() <= cell.labels.items() for cell in bench.cells)]
+        every = itertools.product(*(bench.spec.axes[name] for name in names))
+        return [dict(zip(names, points, strict=True)) for points in every]
 
-    return combinations(bench.spec.rows), combinations(bench.spec.columns)
+    skipped = (labels for labels in combinations(list(bench.spec.axes)) if bench.spec.skips(labels))
+    shown = [cell.labels for cell in bench.cells] + [labels for labels in skipped if published(bench, labels)]
+
+    def shown_of(names: list[str]) -> list[Labels]:
+        return [one for one in combinations(names) if any(one.items() <= labels.items() for labels in shown)]
+
+    return shown_of(bench.spec.rows), shown_of(bench.spec.columns)
 
 
 def every_cell(bench: BenchOf) -> Iterator[tuple[Labels, list[Run]]]:

@@ -58,7 +58,7 @@ def main_table(bench: BenchOf) -> Table:
     spread_of = f"mean ± standard deviation over up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     about = f"{spec.score}, {METRICS[spec.metric]}, in %; {spread_of}."
     extra = [FLAG_NOTE, *(note_of(note, where) for note, where in notes.items())] if any(known) else []
-    extra += _fewer(bench, seeds)
+    extra += [*_fewer(bench, seeds), *_of_several_codes(bench)]
     return Table("main", spec.title, [*spec.rows, *heads], body, labels=len(spec.rows), notes=[about, *extra])
 
 
@@ -69,6 +69,13 @@ def _fewer(bench: BenchOf, seeds: list[int]) -> list[str]:
         by_number.setdefault(len(runs), []).append(title(labels))
     fewer = sorted(number for number in by_number if number < len(seeds))
     return [f"With {number} of {len(seeds)} seeds only: {', '.join(by_number[number])}." for number in fewer]
+
+
+def _of_several_codes(bench: BenchOf) -> list[str]:
+    """Return a note about the cells whose mean is over runs of different versions of the user's own code."""
+    codes = {title(labels): {str(run.about.get("plugins")) for run in runs} for labels, runs in every_cell(bench)}
+    mixed = [name for name, found in codes.items() if len(found) > 1]
+    return [f"Over runs of several versions of your own code: {', '.join(mixed)}."] if mixed else []
 
 
 def _grid(bench: BenchOf, score: str, metric: str, words: str) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedtta_flwr.bench.spec import Labels, Published
+from fedtta_flwr.errors import few
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published_within, title
 from fedtta_flwr.reports.of_run import MAJOR_NOTE, METRICS, by_class, major_and_minor
 from fedtta_flwr.reports.read import BenchOf, Run, shifts
@@ -121,6 +122,8 @@ def _within(bench: BenchOf, within: str, values: Callable[[Run, str], Values]) -
     notes = [FLAG_NOTE, *(note_of(note, where) for note, where in noted.items())] if paired else []
     if within == "position" and body:
         notes.append("A position lasts from one shift of a client's corruption to the next; all clients together.")
+    if absent := [name for name in dict.fromkeys(n for *_, entries in cells for n in entries) if name not in names]:
+        notes.append(f"Published, and not here: {few(absent)}.")
     if left_out:
         notes.append(f"{left_out} cells with more than {MOST} columns are left out.")
     heads = [*axes, *(["what"] if paired else []), *names]

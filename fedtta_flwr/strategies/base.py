@@ -22,6 +22,7 @@ from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
 from fedtta_flwr.registry import ships
+from fedtta_flwr.seeding import seeded
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable
 from fedtta_flwr.strategies.mailbox import is_far
@@ -322,7 +323,8 @@ class PersonalizedStrategy(Strategy):
             if len(updates) >= self.config.quorum:
                 updates = self.bounded(updates)
                 forms = {name: form(t) for name, t in updates.state.items()}
-                mixed = self.personalize(updates)
+                with seeded(torch.device("cpu"), self.config.seed, "mixture", server_round):
+                    mixed = self.personalize(updates)
                 if (fault := check_states(mixed, forms)) is not None:
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
                 self._keep(updates.clients, mixed)

@@ -113,6 +113,21 @@ def test_another_config_does_not_mix_with_it(made: tuple[Path, Path, subprocess.
     assert "slots-per-corruption = 1, now it is 2; name another folder" in line
 
 
+def test_nor_does_another_config_throw_away_what_is_half_done(tmp_path: Path) -> None:
+    spec, folder = written_spec(tmp_path), tmp_path / "out"
+    assert bench(spec, "--output", folder, "--only", "strategy=FedAvg", "--only", "seed=0").returncode == 0
+    own = cell_folder(folder, "FedAvg.seed0")
+    (own / "summary.json").unlink()  # as if it had been stopped
+    (own / CHECKPOINT).write_bytes(b"of an hour")
+    done = bench(spec, "--output", folder, "--run-config", "batch-size=3")
+    assert done.returncode == 2
+    assert "FedAvg.seed0 was begun with batch-size = 5, now it is 3; name another folder" in done.stderr
+    assert (own / CHECKPOINT).read_bytes() == b"of an hour"
+    (own / CHECKPOINT).unlink()  # nothing is lost now
+    only = ["--only", "strategy=FedAvg", "--only", "seed=0"]
+    assert bench(spec, "--output", folder, "--run-config", "batch-size=3", *only).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -108,6 +108,16 @@ def test_nor_does_quick() -> None:
         cells(changed, {}, quick=True)
 
 
+def test_figures_over_corruptions_may_be_of_any_points() -> None:
+    changes = {
+        "config": {"corruptions": "fog, frost"},
+        "axes": table()["axes"] | {"data": {"old": {}, "new": {"corruptions": "fog,snow"}}},
+        "rows": ["strategy", "data"],
+        "published": [{"over": "corruption", "values": {"frost": 1.0, "snow": 2.0}}],
+    }
+    assert spec(**changes).published[0].values == {"frost": 1.0, "snow": 2.0}
+
+
 def test_quick_without_seeds_keeps_them() -> None:
     assert {cell.seed for cell in cells(spec(quick={"batch-size": 2}), {}, quick=True)} == {0, 1}
 
@@ -165,6 +175,10 @@ def test_a_cell_holds_its_whole_config() -> None:
         ({"published": [{"over": "setting", "at": {"setting": "IID"}, "values": {}}]}, "`at` names a point of it"),
         (
             {"config": {"corruptions": "fog,snow"}, "published": [{"over": "corruption", "values": {"frog": 1.0}}]},
+            "published: 'frog': allowed over corruption: fog, snow",
+        ),
+        (
+            {"config": {"corruptions": "fog , snow"}, "published": [{"over": "corruption", "values": {"frog": 1.0}}]},
             "published: 'frog': allowed over corruption: fog, snow",
         ),
         ({"published": [{"over": "class", "at": {"setting": "II"}, "values": {}}]}, "published.at: setting = 'II'"),

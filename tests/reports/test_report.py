@@ -99,6 +99,26 @@ def test_the_main_table(bench: Path, written: Path) -> None:
     assert "61.45!" in (written / "tables" / "main.md").read_text()
 
 
+def test_figures_of_what_is_never_run_are_there_and_what_several_codes_have_made_is_named(
+    bench: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bench, tmp_path / "bench")
+    about = json.loads((bench / FILE).read_text())
+    about["spec"]["axes"]["strategy"] |= {name: {"strategy": "fedprox"} for name in ("FedProx", "Unheard")}
+    about["spec"]["skip"] += [{"strategy": "FedProx"}, {"strategy": "Unheard"}]
+    about["spec"]["published"].append({"at": {"setting": "NIID"}, "over": "strategy", "values": {"FedProx": 9.5}})
+    (tmp_path / "bench" / FILE).write_text(json.dumps(about))
+    config = cell_folder(tmp_path / "bench", "NIID.FedAvg.seed1") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"plugins": {"mine": "0123"}}))
+    write_report(tmp_path / "bench", tmp_path / "report")
+    rows = {row["strategy"]: row for row in table(tmp_path / "report", "main")}
+    assert list(rows) == ["Local", "FedAvg", "FedTSA", "FedProx"]
+    assert (rows["FedProx"]["NIID"], rows["FedProx"]["NIID published"]) == ("", "9.50")
+    text = (tmp_path / "report" / "tables" / "main.md").read_text()
+    assert "Over runs of several versions of your own code: FedAvg NIID." in text.replace("NIID FedAvg", "FedAvg NIID")
+    assert "several versions" not in (tmp_path / "report" / "tables" / "post-macro.md").read_text()
+
+
 def test_the_other_metrics(bench: Path, written: Path) -> None:
     for name, score, metric in (("tta-micro", "tta", "micro"), ("post-macro", "post", "macro")):
         row = next(row for row in table(written, name) if row["strategy"] == "FedAvg")

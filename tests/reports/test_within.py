@@ -159,6 +159,16 @@ def test_a_row_of_figures_that_can_be_trusted_to_a_different_degree(bench: Path,
     assert "Published (2): why not." in text
 
 
+def test_a_published_figure_without_a_column_is_named(bench: Path, tmp_path: Path) -> None:
+    shutil.copytree(bench, tmp_path / "bench")
+    about = json.loads((bench / FILE).read_text())
+    about["spec"]["published"] = [{"at": {}, "over": "class", "values": {"3": 4.0, "C0": 5.0, "cat": 6.0}}]
+    (tmp_path / "bench" / FILE).write_text(json.dumps(about))
+    write_report(tmp_path / "bench", tmp_path / "report")
+    text = (tmp_path / "report" / "tables" / "by-class.md").read_text()
+    assert "Published, and not here: C0, cat." in text
+
+
 def test_classes_and_clients(bench: Path, written: Path) -> None:
     counts = of(bench, "1.seed0")["per_class"]
     here, theirs, difference = (row for row in table(written, "by-class") if row["length"] == "1")

@@ -1,5 +1,6 @@
 """What the strategies have in common: whose memory holds the personal states."""
 
+import random
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -78,6 +79,33 @@ def test_what_a_row_is_off_by_does_not_grow(run_local: Callable[..., Any], monke
     run = run_local(strategy=f"{Inexact.__module__}:Inexact", rounds=1)
     with np.load(run.path / "collaboration.npz") as file:
         np.testing.assert_allclose(file["weights"].sum(axis=2), 1, rtol=0, atol=1e-6)
+
+
+class Gossip(FedAvg):
+    """One that draws from all global generators, as methods do that were written elsewhere."""
+
+    drawn: ClassVar[list[list[float]]] = []
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.drawn.append([float(torch.rand(()))])
+
+    def collaboration_matrix(self, updates: Updates) -> torch.Tensor:
+        self.drawn[-1] += [random.random(), float(np.random.random()), float(torch.rand(()))]
+        return torch.eye(len(updates))[torch.randperm(len(updates))]
+
+
+def test_a_run_of_a_method_that_draws_comes_out_the_same_again(
+    run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", Gossip.__module__.partition(".")[0])
+    for seed in (0, 0, 1):
+        run_local(strategy=f"{Gossip.__module__}:Gossip", rounds=2, scores="", seed=seed)
+        torch.rand(seed + 1)
+    first, again, other = Gossip.drawn
+    assert len(set(first)) == 7  # each round draws anew
+    assert first == again
+    assert not set(first) & set(other)
 
 
 def test_the_replies_are_gone_when_states_are_mixed(
