@@ -77,7 +77,9 @@ def start_run(env: Mapping[str, str], root: Path, overrides: "Mapping[str, Scala
     """
     arguments = ["run", str(root), OWN, "--format", "json", *options]
     if overrides:
-        arguments += ["--run-config", pairs(overrides)]
+        file = Path(env["FLWR_HOME"]) / "run-config.toml"  # an argument has room for some thousand clients' names only
+        file.write_text("".join(f"{pairs({key: value})}\n" for key, value in overrides.items()))
+        arguments += ["--run-config", str(file)]
     started = flwr(env, *arguments)
     if not started.get("success"):
         raise FederationError(f"flwr run: {one_line(started.get('error-message', started))}")

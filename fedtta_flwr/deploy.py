@@ -155,7 +155,8 @@ def supernode_command(
     for name, value in node_config.items():
         if '"' in value:
             raise ConfigError(f"{name} = {value!r}: Flower's syntax has no quotation marks; rename it")
-    command = ["flower-supernode", "--superlink", str(server), "--node-config", pairs(node_config)]
+    command = [sys.executable, "-P", "-m", "fedtta_flwr.supernode", "--superlink", str(server)]
+    command += ["--node-config", pairs(node_config)]
     command += ["--host", "127.0.0.1", "--port", str(runtime_port)]
     command += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
     return command if key is None else [*command, "--auth-supernode-private-key", str(key)]

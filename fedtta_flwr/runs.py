@@ -8,6 +8,7 @@ from fedtta_flwr.control import moment, one_line
 from fedtta_flwr.errors import FederationError, RunError
 
 if TYPE_CHECKING:
+    import httpx
     from flwr.supercore.control import ControlHttpClient
 
 START_SECONDS = 60.0
@@ -81,7 +82,8 @@ def follow(client: "ControlHttpClient", run_id: int) -> None:
                 shown = part.latest_timestamp
             if run.finished:  # before its log was asked for: so that was all of it
                 break
-        except httpx.RequestError as error:
+        except (httpx.RequestError, httpx.HTTPStatusError) as error:
+            _check_passing(error)
             print(f"the SuperLink is out of reach ({one_line(error)}); trying again", file=sys.stderr, flush=True)
         time.sleep(0.5)
     if run.status != "finished:completed":
@@ -102,12 +104,21 @@ def find_run(client: "ControlHttpClient", run_id: int) -> Run:
     while True:
         try:
             return list_runs(client, run_id)[0]
-        except httpx.RequestError as error:
+        except (httpx.RequestError, httpx.HTTPStatusError) as error:
+            _check_passing(error)
             if time.monotonic() > deadline:
                 raise FederationError(
                     f"the SuperLink has been out of reach for {REACH_SECONDS:g} s ({one_line(error)})"
                 ) from None
             time.sleep(1)
+
+
+def _check_passing(error: "httpx.RequestError | httpx.HTTPStatusError") -> None:
+    """Raise what time will not heal: an answer other than that the server is unavailable."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+        raise error
 
 
 def list_runs(client: "ControlHttpClient", run_id: int | None = None) -> list[Run]:

@@ -1,6 +1,9 @@
-"""Flower's SuperLink as a module to run, mended in two places.
+"""Flower's SuperLink as a module to run, mended in four places.
 
-It ends within seconds, even while somebody watches a run; and a device is counted as online only by its own key.
+It ends within seconds, even while somebody watches a run. A device is counted as online only by its own key. A database
+that is busy, or whose disk is full, makes the server unavailable, for which devices and runs wait, and is no error of
+it, at which they would give up. And no request is read that is larger than any of Flower's: it is read before it is
+known whose it is.
 """
 
 import sys
@@ -12,9 +15,15 @@ import grpc
 import uvicorn
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from sqlalchemy import event
+from sqlalchemy.engine import Engine, ExceptionContext
 
 #: for which a server that is told to end waits for answers that are under way: a run's log is one until the run's end
 END_SECONDS = 3
+LARGEST_REQUEST = 64 * 2**20  # bytes; Flower cuts tensors into parts of 5 MiB
+#: SQLite's result codes of what may have passed in a moment: busy, locked, an error of the disk, a full one, no file
+PASSING = {5, 6, 10, 13, 14}
 
 
 class OwnKeyOnly(NodeAuthServerInterceptor):
@@ -37,11 +46,18 @@ class OwnKeyOnly(NodeAuthServerInterceptor):
         return super()._wrap_method_handler(whole, received_public_key)
 
 
+def say_unavailable(about: ExceptionContext) -> None:
+    """Raise, in place of an error of the database that may pass, the one that Flower answers with "try again"."""
+    if getattr(about.original_exception, "sqlite_errorcode", 0) & 0xFF in PASSING:
+        raise FlowerError(ApiErrorCode.LINKSTATE_NOT_INITIALIZED, f"the server's state: {about.original_exception}")
+
+
 def main() -> None:
     """Run the SuperLink."""
     uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=END_SECONDS)
+    event.listen(Engine, "handle_error", say_unavailable)
     starter = import_module("flwr.superlink.cli.flower_superlink")
-    vars(starter)[NodeAuthServerInterceptor.__name__] = OwnKeyOnly
+    vars(starter).update({NodeAuthServerInterceptor.__name__: OwnKeyOnly, "GRPC_MAX_MESSAGE_LENGTH": LARGEST_REQUEST})
     sys.argv[0] = "flower-superlink"
     starter.flower_superlink()
 

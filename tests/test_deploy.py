@@ -1,6 +1,9 @@
 """The commands by which a federation is deployed, as lists of arguments, and what is refused before any starts."""
 
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from fedtta_flwr import cli, deploy, runs
-from fedtta_flwr.control import connect, control_api, environment, one_line
+from fedtta_flwr.control import connect, control_api, environment, one_line, start_run
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.launch import check_apart, check_free, free_port
@@ -135,9 +138,38 @@ def test_flower_takes_these_commands() -> None:
     device = deploy.supernode_command(
         server=Address("fed", 9092), ca=Path("/c"), key=Path("/k"), node_config={"clients": "a"}, runtime_port=9094
     )
-    node = _parse_args_run_supernode().parse_args(device[1:])
+    node = _parse_args_run_supernode().parse_args(device[device.index("fedtta_flwr.supernode") + 1 :])
     assert (node.superlink, node.root_certificates, node.auth_supernode_private_key) == ("fed:9092", "/c", "/k")
     assert (node.host, node.port, node.insecure, node.max_retries) == ("127.0.0.1", 9094, False, None)  # tries for ever
+
+
+def test_a_run_of_many_clients_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux takes no argument of more than 128 KiB; the real command is asked, up to where it would reach a server."""
+    names = ",".join(f"camera-{i:06d}" for i in range(20_000))
+    overrides = {"clients": names, "num-clients": 20_000, "output-dir": 'it\'s "here"', "fedctta.temperature": 1e-05}
+    given: list[str] = []
+
+    def flwr(env: dict[str, str], *arguments: str) -> dict[str, object]:
+        subprocess.run(["true", *arguments], check=True)
+        given.extend(arguments)
+        return {"success": True, "run-id": 3}
+
+    monkeypatch.setattr("fedtta_flwr.control.flwr", flwr)
+    assert start_run(connect(tmp_path, "127.0.0.1:1", None), tmp_path, overrides) == 3
+    assert parse_config_args([given[given.index("--run-config") + 1]]) == overrides
+
+
+@pytest.mark.parametrize(
+    ("work", "status"),
+    [
+        ("threading.Thread(target=time.sleep, args=(600,)).start()", 1),  # it goes back to its caller
+        ("threading.Thread(target=int, args=('x',)).start(); time.sleep(600)", -signal.SIGTERM),
+    ],
+)
+def test_a_supernode_that_is_no_device_any_more_ends(work: str, status: int) -> None:
+    code = "import threading, time; from fedtta_flwr import supernode\n"
+    code += f"def node():\n    {work}\nsupernode.flower_supernode = node; supernode.main()"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == status
 
 
 def test_a_device() -> None:
@@ -149,7 +181,7 @@ def test_a_device() -> None:
         node_config=settings,
         runtime_port=1,
     )
-    assert command[0] == "flower-supernode"
+    assert command[:4] == [sys.executable, "-P", "-m", "fedtta_flwr.supernode"]
     assert option(command, "--superlink") == "[fd00::5]:9092"
     assert option(command, "--root-certificates") == "/k/ca.crt"
     assert option(command, "--auth-supernode-private-key") == "/k/cam-07"

@@ -231,7 +231,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         raise FederationError(
             f"{who} answers what no client of ours does ({printable(fault)}): install the server's version there"
         ) from None
-    name, named = roster.names.get(node, ""), {*hello.clients, *hello.failed}
+    name, named = roster.names.get(node, ""), {*hello.clients, *hello.failed, *hello.others}
     if name and (others := sorted(named - set(name.split(",")))):
         raise FederationError(
             f"node {node} says that it hosts {few(others)}, and is registered as {printable(name)}: a device hosts "

@@ -181,7 +181,7 @@ def run_command(words: list[str], folder: Path, **variables: str) -> None:
 
 
 def test_a_device_names_its_clients_and_where_they_keep_their_states(rendered, tmp_path: Path) -> None:
-    script(tmp_path, "flower-supernode", f'printf "%s\\n" "$@" > {tmp_path}/arguments')
+    script(tmp_path, "python", f'printf "%s\\n" "$@" > {tmp_path}/arguments')
     command = rendered("compose.client.yml")["services"]["supernode"]["command"]
     more = 'live-dir="/data/live"'
     run_command(command, tmp_path, FEDTTA_SUPERLINK="a:1", FEDTTA_CLIENTS="x,y", FEDTTA_NODE_CONFIG=more)

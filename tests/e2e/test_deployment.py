@@ -19,6 +19,7 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedtta_flwr import fleet, nodes
@@ -27,6 +28,7 @@ from fedtta_flwr.deploy import Address
 from fedtta_flwr.doctor import examine
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.run_config import read_overrides
+from fedtta_flwr.superlink import LARGEST_REQUEST
 from tests.docker.conftest import load_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +232,12 @@ def test_a_device_is_online_by_its_own_key_alone(federation: Federation) -> None
     request = ActivateNodeRequest(public_key=public, heartbeat_interval=100)
     with fleet._Fleet(federation.fleet, federation.ca, load_key(federation.key("stranger"))) as stranger:
         assert "signed by another key" in stranger.ask("ActivateNode", request)
+
+
+def test_nobody_fills_the_servers_memory_before_it_is_known_who_asks(federation: Federation) -> None:
+    request = PushObjectRequest(object_id="x", object_content=bytes(LARGEST_REQUEST))
+    with fleet._Fleet(federation.fleet, federation.ca, load_key(federation.key("stranger"))) as stranger:
+        assert "larger than max" in stranger.ask("PushObject", request)
 
 
 def test_the_control_api_stays_at_home(federation: Federation) -> None:

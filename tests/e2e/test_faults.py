@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
 import time
@@ -404,6 +405,27 @@ def server(tmp_path: Path, environment: dict[str, str]) -> Iterator[Fleet]:
         yield made
     finally:
         made.end()
+
+
+def test_a_server_whose_database_is_busy_for_a_while_loses_neither_devices_nor_the_run(fleet: Fleet) -> None:
+    let_go = fleet.hold(VICTIM, 1)
+    fleet.run(timeout=90.0)
+    fleet.wait_inside(VICTIM, 1)
+    database = sqlite3.connect(fleet.folder / "server" / "state.db", isolation_level=None)
+    database.execute("BEGIN IMMEDIATE")
+    let_go()
+    until(lambda: "database is locked" in fleet.log("server"), "nobody has noticed")
+    time.sleep(8)
+    database.execute("ROLLBACK")
+    database.close()
+    assert fleet.ended() == 0, fleet.log("run")[-2000:]
+    assert missed(fleet) == {}
+    same(fleet.folder / "run", alone(fleet.folder))
+    assert all("next try in" not in fleet.log(client) for client in CLIENTS)
+    assert "Internal server error" not in "".join(map(fleet.log, CLIENTS)) + fleet.log("run")
+    shutil.rmtree(fleet.folder / "run")
+    fleet.run(slots=1)  # there is still who starts it, and who takes part
+    assert fleet.ended() == 0, fleet.log("run")[-2000:]
 
 
 def test_a_server_without_devices_says_so(server: Fleet) -> None:

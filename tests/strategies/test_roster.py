@@ -451,7 +451,10 @@ def test_a_simulation_asks_no_node_again_that_serves_clients(
     assert grid.pushed == [2]
 
 
-def test_a_device_names_nobody_elses_client_as_failed(config: RunConfig) -> None:
+@pytest.mark.parametrize("said", [{"failed": ["client-03"], "failures": ["it is away"]}, {"others": ["client-03"]}])
+def test_a_device_names_nobody_elses_client_as_failed_or_of_another_run(
+    config: RunConfig, said: dict[str, list[str]]
+) -> None:
     grid = HostingGrid(config, EACH)
     grid.registered = dict(zip(range(2, 6), EACH, strict=True))
     grid._app = lying = ClientApp()
@@ -460,7 +463,7 @@ def test_a_device_names_nobody_elses_client_as_failed(config: RunConfig) -> None
     def answer(message: Message, context: Context) -> Message:
         reply = client.hello(message, context)
         if context.node_config["clients"] == EACH[0]:
-            reply.content.config_records["hello"].update({"failed": ["client-03"], "failures": ["it is away"]})
+            reply.content.config_records["hello"].update(said)
         return reply
 
     assert "node 2 says that it hosts client-03, and is registered as client-00" in refused(grid, config)
