@@ -236,8 +236,11 @@ def test_a_device_is_online_by_its_own_key_alone(federation: Federation) -> None
 
 def test_nobody_fills_the_servers_memory_before_it_is_known_who_asks(federation: Federation) -> None:
     request = PushObjectRequest(object_id="x", object_content=bytes(LARGEST_REQUEST))
-    with fleet._Fleet(federation.fleet, federation.ca, load_key(federation.key("stranger"))) as stranger:
-        assert "larger than max" in stranger.ask("PushObject", request)
+    with (
+        fleet._Fleet(federation.fleet, federation.ca, load_key(federation.key("stranger"))) as stranger,
+        pytest.raises(fleet.NotYet, match="RESOURCE_EXHAUSTED"),
+    ):
+        stranger.ask("PushObject", request)
 
 
 def test_the_control_api_stays_at_home(federation: Federation) -> None:
