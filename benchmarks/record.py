@@ -111,7 +111,8 @@ AugMix ResNeXt, trained for corruptions.""",
         "record-cifar10-grad",
         words="""5 corruptions of 20 slots. `post` is predicted with running statistics, which follow a new corruption
 over tens of slots: few corruptions, long runs. The step is 1e-4, as FedTSA's paper has it; FedCTTA's has 1e-5, as the
-table of full length.""",    ),
+table of full length.""",
+    ),
     "spatial": Part(
         "fedctta-fig2-spatial",
         config="slots-per-corruption=3 shift-length=3",
