@@ -82,7 +82,7 @@ def follow(client: "ControlHttpClient", run_id: int) -> None:
                 shown = part.latest_timestamp
             if run.finished:  # before its log was asked for: so that was all of it
                 break
-        except (httpx.RequestError, httpx.HTTPStatusError) as error:
+        except httpx.HTTPError as error:
             _check_passing(error)
             print(f"the SuperLink is out of reach ({one_line(error)}); trying again", file=sys.stderr, flush=True)
         time.sleep(0.5)
@@ -104,7 +104,7 @@ def find_run(client: "ControlHttpClient", run_id: int) -> Run:
     while True:
         try:
             return list_runs(client, run_id)[0]
-        except (httpx.RequestError, httpx.HTTPStatusError) as error:
+        except httpx.HTTPError as error:
             _check_passing(error)
             if time.monotonic() > deadline:
                 raise FederationError(
@@ -113,7 +113,7 @@ def find_run(client: "ControlHttpClient", run_id: int) -> Run:
             time.sleep(1)
 
 
-def _check_passing(error: "httpx.RequestError | httpx.HTTPStatusError") -> None:
+def _check_passing(error: "httpx.HTTPError") -> None:
     """Raise what time will not heal: an answer other than that the server is unavailable."""
     import httpx
 

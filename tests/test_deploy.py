@@ -144,7 +144,7 @@ def test_flower_takes_these_commands() -> None:
 
 
 def test_a_run_of_many_clients_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Linux takes no argument of more than 128 KiB; the real command is asked, up to where it would reach a server."""
+    """Linux takes no argument of more than 128 KiB: these are given to a command, and read as Flower reads them."""
     names = ",".join(f"camera-{i:06d}" for i in range(20_000))
     overrides = {"clients": names, "num-clients": 20_000, "output-dir": 'it\'s "here"', "fedctta.temperature": 1e-05}
     given: list[str] = []

@@ -94,7 +94,7 @@ def cell_folder(folder: Path, cell: str) -> Path:
 
 def is_of_this_code(made: Mapping[str, Any], cell: Cell) -> bool:
     """Return whether a config.json is of a run of the present code, the user's own that the cell names included."""
-    ran = (made["code"], made.get("plugins", {}))
+    ran = (made.get("code"), made.get("plugins", {}))
     return ran == (code_fingerprint(), plugin_fingerprints(cell.config))
 
 
@@ -135,7 +135,7 @@ def open_bench(
         if not finished and own.is_dir():
             _await_writer(own, f"--output {folder}: {cell.id}")
             finished = is_finished(own)
-        made = _made(own)
+        made = _made(own) if finished or (own / CHECKPOINT).is_file() else None
         if made is not None and (key := differing_key(cell.config, made["config"])):
             raise ConfigError(
                 f"--output {folder}: {cell.id} was {'run' if finished else 'begun'} with {key} = "
@@ -166,17 +166,18 @@ def open_bench(
 
 def _goes_on(own: Path, cell: Cell) -> bool:
     """Return whether an unfinished run directory holds a checkpoint of this cell that this code has written."""
-    made = _made(own)
+    made = _made(own) if (own / CHECKPOINT).is_file() else None
     return made is not None and is_of_this_code(made, cell) and differing_key(cell.config, made["config"]) is None
 
 
 def _made(own: Path) -> dict[str, Any] | None:
-    """Return the config.json of a run that is finished or has a checkpoint."""
+    """Return the config.json of a run, if there is one."""
     try:
         made: dict[str, Any] = json.loads((own / "config.json").read_text())
-        return made if is_finished(own) or (made["config"] and made["code"] and (own / CHECKPOINT).is_file()) else None
+        dict(made["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return made
 
 
 def _await_writer(own: Path, which: str) -> None:

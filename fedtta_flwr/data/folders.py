@@ -2,7 +2,7 @@
 
 import errno
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +120,7 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     except UnidentifiedImageError:
         raise ValueError(f"not an image ({_size_of(path)} bytes)") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        if isinstance(error, OSError) and _is_outside(error):
+        if _is_outside(error):
             raise
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"damaged or not yet complete ({reason})") from None
@@ -145,16 +145,17 @@ def _check_is_image(path: Path) -> None:
         with Image.open(path, formats=FORMATS):
             pass
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        if isinstance(error, OSError) and _is_outside(error):
+        if _is_outside(error):
             raise _unreadable(path, error) from None
         raise DataError(
             f"{path}: not an image ({_size_of(path)} bytes), expected one of {', '.join(FORMATS)}; remove it"
         ) from None
 
 
-def _is_outside(error: OSError) -> bool:
+def _is_outside(error: Exception) -> TypeGuard[OSError]:
     """Return whether an error says nothing about what is in the file."""
-    return error.errno not in (None, errno.EINVAL)  # Pillow's own; a seek to where a damaged header points
+    # Pillow's own have no number; EINVAL is a seek to where a damaged header points.
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 def _size_of(path: Path) -> int:
