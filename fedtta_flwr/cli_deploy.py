@@ -254,6 +254,8 @@ def _home(given: Path | None, name: str) -> Path:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--state-dir {home}: cannot be made ({error.strerror}); name another") from None
+    if home.stat().st_mode & 0o077:  # it was there already, and may be meant to be so
+        _say(f"warning: --state-dir {home}: others on this machine can look into it; chmod 700 keeps them out")
     return home
 
 

@@ -348,17 +348,23 @@ def test_serving_without_tls_is_said_and_done(
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, env: started.append((command, env)))
     ports = ["--fleet-port", str(free_port()), "--control", f"127.0.0.1:{free_port()}"]
-    monkeypatch.setattr("sys.argv", ["fedtta", "serve", "--insecure", "--state-dir", str(tmp_path / "s"), *ports])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert not exit_.value.code
+
+    def warnings(folder: Path) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["fedtta", "serve", "--insecure", "--state-dir", str(folder), *ports])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert not exit_.value.code
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+
+    (warning,) = warnings(tmp_path / "s")
+    assert "no TLS" in warning
     ((command, env),) = started
     assert "--insecure" in command
     assert env["FLWR_HOME"] == str(tmp_path / "s")
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
-    assert len(warnings) == 1
-    assert "no TLS" in warnings[0]
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o750)
+    _, warning = warnings(tmp_path / "open")
+    assert f"--state-dir {tmp_path / 'open'}: others" in warning
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])

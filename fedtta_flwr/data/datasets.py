@@ -1,6 +1,7 @@
 """Test sets that streams are cut from, and the data sets' names."""
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,12 @@ CLEAN = "none"
 NO_CLEAN = ("cifar10-c", "cifar100-c", "live")
 #: those in which image-size counts, and those that can have more classes than the labels show
 RESIZED, OPEN_ENDED = ("folder", "live"), ("arrays", "live")
+#: bytes of corrupted images that a test set keeps: all of CIFAR-10-C (460 MB) are made once
+ROOM = 512 * 2**20
 
 
 class Corruptible:
-    """A test set whose corrupted images are made when they are first asked for, and kept by this process.
+    """A test set whose corrupted images are made when they are asked for; the latest 512 MiB are kept.
 
     Parameters
     ----------
@@ -52,7 +55,7 @@ class Corruptible:
         self._seed = seed
         self._clean = clean
         self._unfit = unfit
-        self._versions: dict[tuple[str, int], Corrupted] = {}
+        self._made: Made = {}
 
     def images(self, corruption: str, severity: int) -> Images:
         """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones).
@@ -66,21 +69,21 @@ class Corruptible:
             return self._clean
         if self._unfit:
             raise DataError(self._unfit)
-        key = (corruption, severity)
-        if key not in self._versions:
-            self._versions[key] = Corrupted(self._clean, corruption, severity, self._seed)
-        return self._versions[key]
+        return Corrupted(self._clean, corruption, severity, self._seed, self._made)
+
+
+#: corruption, severity and position of an image, and the image, the oldest first
+Made = dict[tuple[str, int, int], NDArray[np.uint8]]
 
 
 class Corrupted:
-    """One corrupted version of some images; an image is made when it is first read.
+    """One corrupted version of some images; an image is made when it is read, unless it is kept.
 
-    A sample's corruption depends on its position alone, so it is the same in whatever order they are read.
+    A sample's corruption depends on its position alone, so it is the same whenever and in whatever order it is made.
     """
 
-    def __init__(self, clean: Images, corruption: str, severity: int, seed: int) -> None:
-        self._clean, self._corruption, self._severity, self._seed = clean, corruption, severity, seed
-        self._made: dict[int, NDArray[np.uint8]] = {}  # position -> image; room for all at once may not be there
+    def __init__(self, clean: Images, corruption: str, severity: int, seed: int, made: Made) -> None:
+        self._clean, self._corruption, self._severity, self._seed, self._made = clean, corruption, severity, seed, made
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -93,11 +96,16 @@ class Corrupted:
         rows = np.arange(len(self))[rows]
         if not len(rows):
             return self._clean[rows]
-        todo = np.array(sorted({*rows.tolist()} - self._made.keys()), np.int64)
-        if len(todo):
+        keys = [(self._corruption, self._severity, row) for row in rows.tolist()]
+        lacking = sorted({*keys} - self._made.keys())
+        if lacking:
+            todo = np.array([row for _, _, row in lacking])
             made = corrupt(self._clean[todo], self._corruption, self._severity, seed=self._seed, indices=todo)
-            self._made |= zip(todo.tolist(), made, strict=True)
-        return np.stack([self._made[row] for row in rows.tolist()])
+            self._made |= zip(lacking, made, strict=True)
+        images = np.stack([self._made[key] for key in keys])
+        for oldest in list(islice(self._made, max(len(self._made) - ROOM // images[0].nbytes, 0))):
+            del self._made[oldest]
+        return images
 
 
 def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, classes: int = 0) -> TestSet:

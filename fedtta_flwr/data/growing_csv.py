@@ -3,8 +3,9 @@
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from fedtta_flwr.errors import DataError
 from fedtta_flwr.files import Outage, append
@@ -50,22 +51,11 @@ class GrowingCsv:
                 if os.fstat(file.fileno()).st_size < self._end:  # it was replaced or emptied
                     self._begin_again()
                 file.seek(self._end)
-                new = file.read()
+                self._end += self._read(file)
         except FileNotFoundError:
             self._begin_again()
-            return self._keys
         except OSError as error:
             raise DataError(f"{self._path}: cannot be read ({error.strerror})") from None
-        new = new[: new.rfind(b"\n") + 1]  # a line that was cut off, by a full disk say, counts as not written
-        try:
-            rows = list(csv.reader(io.StringIO(new.decode(errors="surrogateescape"), newline="")))
-        except csv.Error as error:
-            raise DataError(f"{self._path}: damaged ({error}); mend it, or move it away") from None
-        if self._end == 0 and rows and tuple(rows[0]) != self._header:
-            raise DataError(f"{self._path}: begins with {rows[0]}, expected {','.join(self._header)}; move it away")
-        whole = (row for row in rows if len(row) == len(self._header) and tuple(row) != self._header)
-        self._keys.update(map(self._key, whole))
-        self._end += len(new)
         return self._keys
 
     def append(self, rows: Sequence[Sequence[str]]) -> None:
@@ -79,6 +69,27 @@ class GrowingCsv:
             with self._outage.endured():
                 self._write()
                 self._unwritten = []
+
+    def _read(self, file: BinaryIO) -> int:
+        """Add the keys of the rows from here on, line by line since there may be millions; return how many bytes."""
+        taken = 0
+
+        def lines() -> Iterator[str]:
+            nonlocal taken
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # it was cut off, by a full disk say, and counts as not written
+                taken += len(line)
+                yield line.decode(errors="surrogateescape")
+
+        rows, header = csv.reader(lines()), list(self._header)
+        try:
+            if self._end == 0 and (first := next(rows, header)) != header:
+                raise DataError(f"{self._path}: begins with {first}, expected {','.join(header)}; move it away")
+            self._keys.update(self._key(row) for row in rows if len(row) == len(header) and row != header)
+        except csv.Error as error:
+            raise DataError(f"{self._path}: damaged ({error}); mend it, or move it away") from None
+        return taken
 
     def _write(self) -> None:
         text = io.StringIO()

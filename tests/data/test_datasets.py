@@ -88,6 +88,24 @@ def test_room_is_taken_for_what_is_corrupted_and_not_for_all() -> None:
     assert got.shape == (1, 512, 512, 3)
 
 
+def test_of_what_is_corrupted_the_latest_is_kept_and_all_comes_out_the_same_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(datasets, "ROOM", 5 * 32 * 32 * 3)  # five images
+    clean = Counting(RNG.integers(0, 256, (50, 32, 32, 3), dtype=np.uint8))
+    test_set = Corruptible(clean, np.zeros(50, np.int64), 10, seed=3)
+    fog, glass = (corrupt(clean.images, name, 4, seed=3) for name in ("fog", "glass_blur"))
+    for name, whole, rows in (
+        ("fog", fog, [0, 1, 2]),
+        ("glass_blur", glass, [0, 1, 2]),  # the first fog is gone with these
+        ("fog", fog, [2, 1]),
+        ("fog", fog, [0, 1, 2]),
+        ("glass_blur", glass, list(range(10))),  # more than there is room for
+    ):
+        np.testing.assert_array_equal(test_set.images(name, 4)[np.array(rows)], whole[rows])
+    assert clean.read == [0, 1, 2, 0, 1, 2, 0, *range(3, 10)]
+
+
 # ------------------------------------------------------------------------------------------------------------ Zenodo
 
 
