@@ -300,6 +300,8 @@ def test_flowers_messages_in_one_line() -> None:
         (["join", "https://fed", "--client", "a", "--insecure"], ["https://fed", "HOST:PORT"]),
         (["join", "fed", "--client", "a", "--insecure", "--data-dir", "EMPTY/none"], ["--data-dir", "no such folder"]),
         (["join", "fed", "--client", "a", "--insecure", "--checkpoint", "EMPTY/x"], ["--checkpoint", "no such file"]),
+        (["join", "fed", "--client", "a", "--insecure", "--device", "gpu"], ["device = 'gpu'", "auto, cpu, cuda"]),
+        (["join", "fed", "--client", "a", "--insecure", "--stream", "mine"], ["stream = 'mine'", "my_module:my_"]),
         (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "No such file"]),
         (["register", "EMPTY/a.pub", "--name", "a, b", "--ca", "x"], ["--name", "' b'", "separated by commas"]),
         (["nodes"], ["--ca", "--insecure"]),
@@ -313,6 +315,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["run", "--engine", "deployment", "--insecure", "--output", "here"], ["output-dir", "on the server", "'~/"]),
         (["run", "--engine", "deployment", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "no such file"]),
         (["doctor", "--server", "a b"], ["--server", "a b"]),
+        (["doctor", "--device", "gpu"], ["device = 'gpu'", "auto, cpu, cuda"]),
     ],
 )
 def test_what_cannot_be_is_one_line_and_starts_nothing(
