@@ -76,7 +76,8 @@ class Checkpoints:
         kept, about = self._keeper.snapshot()
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
-        tensors |= {f"memory/{name}": t for name, t in strategy.remembered().items()}
+        # Copies: what a method remembers may share memory, also with what the clients have been given.
+        tensors |= {f"memory/{name}": t.clone() for name, t in strategy.remembered().items()}
         first, same = dict[object, str](), dict[str, str]()  # what clients share is written once
         for i, client in enumerate(clients):
             for name, t in strategy.personal[client].items():
