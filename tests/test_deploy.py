@@ -58,6 +58,8 @@ def test_an_address(text: str, host: str, port: int) -> None:
         "host:1/x",
         "[::1",
         "1::2::3",
+        "a..b",
+        f"{'a' * 64}.org",
     ],
 )
 def test_no_address(text: str) -> None:
@@ -288,6 +290,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["serve", "--insecure", "--control", "0.0.0.0:8000"], ["0.0.0.0:8000", "no login", "--control-without-login"]),
         (["serve", "--insecure", "--control", "10.1.2.3"], ["10.1.2.3:8000", "no login"]),
         (["serve", "--insecure", "--control", "127.0.0.1:FREE", "--fleet-port", "FREE"], ["FREE", "--fleet-port"]),
+        (["serve", "--insecure", "--host", "a..b"], ["a..b:9092", "cannot be listened on", "--host"]),
         (["serve", "--insecure", "--isolation", "chroot"], ["chroot", "subprocess, process"]),
         (["join", "fed", "--client", "a"], ["--ca", "--key", "--insecure"]),
         (["join", "fed", "--client", "a", "--ca", "EMPTY/ca.crt"], ["--key"]),
