@@ -20,6 +20,7 @@ from fedtta_flwr.registry import names_in
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
 NAME_WORDS = "a letter or digit, then letters, digits, blanks and '.+=_-', at most 48 in all"
+LONGEST = 200  # characters of a cell's name, which becomes that of a file
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
 #: pydantic's kind of fault -> what is allowed, where its own words are for programmers
 ALLOWED = {
@@ -282,6 +283,11 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
             )
         config["seed"] = seed
         name = ".".join((*(point.replace(" ", "-") for point in labels.values()), f"seed{seed}"))
+        if len(name) > LONGEST:
+            raise ConfigError(
+                f"{spec.name}: a cell would be called {name[:40]}... ({len(name)} characters, at most {LONGEST}); give "
+                f"its points shorter names"
+            )
         if name in made:
             raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")
         try:

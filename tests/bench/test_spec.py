@@ -239,6 +239,13 @@ def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
         cells(spec(axes=axes, **kept), {})
 
 
+def test_a_cell_has_a_name_that_a_file_can_have() -> None:
+    axes = {f"axis {i}": {"x" * 48: {}} for i in range(6)}
+    kept = {"skip": [], "published": [], "claims": [], "rows": list(axes), "columns": []}
+    with pytest.raises(ConfigError, match=r"^small: a cell would be called xxx.* \(299 characters, at most 200\)"):
+        cells(spec(axes=axes, **kept), {})
+
+
 def test_a_seed_among_the_overrides_is_no_silent_nothing() -> None:
     with pytest.raises(ConfigError, match=r"small: seed = 3: .*--only seed=N"):
         cells(spec(), {"seed": 3})
