@@ -5,16 +5,27 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedtta_flwr.errors import ConfigError, first_fault
 
 Arrays = Mapping[str, NDArray[Any]]
 MOST_BYTES = 2**31  # of the arrays in a file
+
+
+class _PerClass(BaseModel):
+    seen: list[int]
+    correct: list[int]
+
+    @model_validator(mode="after")
+    def _of_the_same_classes(self) -> Self:
+        if len(self.seen) != len(self.correct):
+            raise ValueError(f"{len(self.seen)} classes seen, {len(self.correct)} predicted")
+        return self
 
 
 class _MajorMinor(BaseModel):
@@ -34,7 +45,7 @@ class _Accuracy(BaseModel):
     per_corruption_mean_clients: dict[str, float] = {}
     per_corruption_macro_all_classes: dict[str, float] = {}
     per_client_macro_all_classes: dict[str, float] = {}
-    per_class: dict[Literal["seen", "correct"], list[int]] = {}
+    per_class: _PerClass | None = None
     major_minor: _MajorMinor | None = None
 
 

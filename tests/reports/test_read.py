@@ -49,6 +49,16 @@ def edit_arrays(path: Path, **changed: Any) -> None:
         ("summary.json", lambda c: c["accuracy"].update(post=None), r"summary\.json is damaged \(accuracy\.post: "),
         ("summary.json", lambda c: c["accuracy"]["post"].pop("per_client"), r"\(accuracy\.post\.per_client: "),
         ("summary.json", lambda c: c["accuracy"]["post"].update(major_minor={}), r"\(accuracy\.post\.major_minor\."),
+        (
+            "summary.json",
+            lambda c: c["accuracy"]["post"]["per_class"].pop("seen"),
+            r"\(accuracy\.post\.per_class\.seen: ",
+        ),
+        (
+            "summary.json",
+            lambda c: c["accuracy"]["post"]["per_class"].update(seen=[1]),
+            r"per_class: .*1 classes seen, 10 ",
+        ),
         ("summary.json", lambda c: c.update(undone=["client-00"]), r"summary\.json is damaged \(undone: "),
         ("summary.json", lambda c: c.update(collapsed={"client-00": "x"}), r"damaged \(collapsed\.client-00: "),
         ("config.json", lambda c: c["config"].pop("strategy"), r"config\.json is damaged \(no key strategy\)"),
@@ -62,6 +72,12 @@ def test_json_that_lacks_what_a_report_needs(
     with pytest.raises(ConfigError, match=words) as caught:
         read_run(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_an_accuracy_that_is_not_known_is_none(copy: Path) -> None:
+    edit(copy / "summary.json", lambda summary: summary["accuracy"]["post"].update(mean_clients=None))
+    assert read_run(copy).accuracy("post", "mean_clients") is None
+    assert write_report(copy, copy / "report")[1] == []
 
 
 def test_a_run_that_is_older_than_major_and_minor_classes_shows_none(copy: Path) -> None:
