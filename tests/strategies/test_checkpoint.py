@@ -235,6 +235,15 @@ def test_a_damaged_checkpoint_is_one_line(start: Callable[..., Path], keep: int)
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_of_another_version_is_one_line(start: Callable[..., Path]) -> None:
+    broken = start("broken", 3)
+    tensors, about = read_tensors(broken / FILE)
+    del about["same"]
+    write_tensors(broken / FILE, tensors, about)
+    with pytest.raises(CheckpointError, match=r"says nothing of 'same': resume it with the version that wrote it$"):
+        start("broken", resume=str(broken))
+
+
 def test_one_mixture_for_all_is_written_once(start: Callable[..., Path]) -> None:
     tensors, about = read_tensors(start("whole", strategy="fedavg") / FILE)
     states = personal(tensors, about)
