@@ -157,6 +157,7 @@ def join(
         raise ConfigError(f"--checkpoint {checkpoint}: no such file; copy the run's there, or name another")
     names = names_in(client)
     _check_names("--client", client, names)
+    _check_settings(device=device or "auto", stream=stream)
     # A device that is switched off and on again finds its clients' own states there, whatever the run config says.
     home = _home(state_dir_, "+".join(sorted(names)))
     settings = make_node_config(
@@ -191,6 +192,7 @@ def doctor(
     """Find out why a device cannot join; status 1 if something must be mended."""
     from fedtta_flwr.doctor import examine
 
+    _check_settings(device=device)
     findings = examine(
         server=parse_address("--server", server, FLEET_PORT) if server else None,
         ca=_given("--ca", ca),
@@ -242,6 +244,13 @@ def _check_names(option: str, text: str, names: Sequence[str]) -> None:
             )
         if name in names[:i]:
             raise ConfigError(f"{option} {text!r}: {name!r} stands there twice; name each once")
+
+
+def _check_settings(**settings: str) -> None:
+    """Refuse what no run could have: of a device that has joined, nobody but the server would be told."""
+    from fedtta_flwr.config import RunConfig
+
+    RunConfig.from_flat(settings)
 
 
 def _given(option: str, path: Path | None) -> Path | None:

@@ -8,7 +8,9 @@ from fedtta_flwr.cli_deploy import LOCAL_CONTROL, CaFile, Control, Insecure, con
 
 app = typer.Typer()
 
-RunId = Annotated[int, typer.Argument(min=0, metavar="RUN_ID", help="as `fedtta run` and `fedtta runs` say it")]
+RunId = Annotated[
+    int, typer.Argument(min=0, max=2**64 - 1, metavar="RUN_ID", help="as `fedtta run` and `fedtta runs` say it")
+]
 
 
 @app.command()

@@ -462,6 +462,8 @@ def _one_line(error: ValidationError) -> str:
         wanted = ", or ".join(fault["msg"].replace("Input should be ", "") for fault in tried)
         if first["type"] == "string_pattern_mismatch":  # the pattern is for the machine
             wanted = str(RunConfig.model_fields[key.replace("-", "_")].description)
+        if first["type"] == "model_type":
+            wanted = f"a table, with keys such as {key}.NAME (`fedtta list keys`)"
         text = f"{key} = {first['input']!r}: allowed: {wanted}"
     others = len(faults) - 1
     return text + (f" (and {others} more faults)" if others else "")

@@ -64,9 +64,17 @@ def parse_address(option: str, text: str, default_port: int) -> Address:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise fault from None
-    if not host or port == 0 or text.endswith(":"):
+    if not host or port == 0 or text.endswith(":") or not _can_be_looked_up(host):
         raise fault
     return Address(host, port or default_port)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # of a part that is empty or too long Python says so without naming the host
+        return False
+    return True
 
 
 def state_dir(name: str) -> Path:

@@ -215,10 +215,10 @@ def check_free(option: str, address: Address) -> None:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may just have ended
             probe.bind(place)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
+    except (OSError, UnicodeError) as error:  # no host name can have an empty part
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         in_use = f"port {address.port} is in use (by a server that is still ending? then wait)"
-        fault = in_use if taken else f"it cannot be listened on ({error.strerror})"
+        fault = in_use if taken else f"it cannot be listened on ({getattr(error, 'strerror', error)})"
         raise ConfigError(f"{address}: {fault}; give another with {option}") from None
 
 

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
@@ -14,7 +15,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedtta_flwr.memory import ONE_PROCESS
 
-CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 SERVER_NODE_ID = 1
 
 
@@ -119,4 +119,4 @@ class LocalGrid(Grid):
         except Exception as error:  # as Flower does: what a client raises becomes an error reply
             log(ERROR, traceback.format_exc())
             reason = f"{type(error).__name__}: {error}"
-            return Message(Error(code=CLIENT_APP_RAISED, reason=reason), reply_to=message)
+            return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)

@@ -1,6 +1,5 @@
 """Code of the user's own that a run config names: whether it can be imported, its source, and what it raises."""
 
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
+from fedtta_flwr.processes import SIGNALS
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, frames_of, resolve
 
 #: keys of the run config that take ``package.module:Class`` -> names in them that are the project's own
@@ -22,8 +22,6 @@ KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {
     "model": MODELS,
     "stream": {},
 }
-#: what a process that a signal ends exits with, wherever it is
-SIGNALS = {128 + number for number in signal.valid_signals()}
 #: those whose code must be the same on every device; a stream may be a device's own
 ON_DEVICES = ("adapter", "head", "model")
 

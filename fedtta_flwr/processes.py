@@ -8,15 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 from fedtta_flwr.errors import FedTTAError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+#: what a process that a signal ends exits with, wherever it is
+SIGNALS = {128 + number for number in signal.valid_signals()}
 
 
 def as_command(work: Callable[[], object]) -> None:
     """Do the work of this process; what the user can put right ends in one line and status 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a table's lines are in few encodings: no reason for a run to fail
     # As Ctrl-C does, a terminated run leaves a valid directory and no process behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

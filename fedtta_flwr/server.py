@@ -150,6 +150,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
             with plugin_code(config.strategy, strategy.where):
                 yield strategy
         except BaseException as error:
+            if directory.ended:  # what goes wrong while others are told takes nothing from the run
+                raise
             try:
                 directory.close(finished=False)
             except StorageError as second:

@@ -171,6 +171,8 @@ def check_descriptor(descriptor: object, options: Mapping[str, Any] = MappingPro
     """
     if descriptor not in ("", *DESCRIPTORS):
         raise ConfigError(f"descriptor {descriptor!r}: unknown; allowed: {', '.join(DESCRIPTORS)}, or '' for none")
+    if not isinstance(options, Mapping):
+        raise ConfigError(f'descriptor_options is a {type(options).__name__}; allowed: a mapping, {{"samples": 64}}')
     for key, value in options.items():
         allowed = {
             "samples": ("a whole number above 0", type(value) is int and value > 0),

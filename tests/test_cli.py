@@ -1,5 +1,6 @@
 """The `fedtta` command, in this process; tests/e2e starts it for real."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -144,3 +145,10 @@ def test_ray_starts_no_more_processes_than_there_are_nodes(monkeypatch, given, n
         "client-resources-num-cpus": "1",
         "init-args-num-cpus": str(workers),
     }
+
+
+def test_what_a_terminal_cannot_show_ends_nothing():
+    code = "from fedtta_flwr.processes import as_command\nas_command(lambda: print('\u2500 3 %'))"
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "? 3 %\n")

@@ -367,6 +367,11 @@ def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(key: str, 
     assert allowed in rest
 
 
+def test_a_value_in_the_place_of_a_table_is_one_line() -> None:
+    wanted = "allowed: a table, with keys such as fedctta.NAME (`fedtta list keys`)"
+    assert refused({"fedctta": 1}) == f"fedctta = 1: {wanted}"
+
+
 @pytest.mark.parametrize(("key", "value"), OTHER.items())
 def test_an_allowed_value_is_kept(key: str, value: Scalar) -> None:
     config = RunConfig.from_flat({key: value})

@@ -58,6 +58,8 @@ def test_an_address(text: str, host: str, port: int) -> None:
         "host:1/x",
         "[::1",
         "1::2::3",
+        "a..b",
+        f"{'a' * 64}.org",
     ],
 )
 def test_no_address(text: str) -> None:
@@ -288,6 +290,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["serve", "--insecure", "--control", "0.0.0.0:8000"], ["0.0.0.0:8000", "no login", "--control-without-login"]),
         (["serve", "--insecure", "--control", "10.1.2.3"], ["10.1.2.3:8000", "no login"]),
         (["serve", "--insecure", "--control", "127.0.0.1:FREE", "--fleet-port", "FREE"], ["FREE", "--fleet-port"]),
+        (["serve", "--insecure", "--host", "a..b"], ["a..b:9092", "cannot be listened on", "--host"]),
         (["serve", "--insecure", "--isolation", "chroot"], ["chroot", "subprocess, process"]),
         (["join", "fed", "--client", "a"], ["--ca", "--key", "--insecure"]),
         (["join", "fed", "--client", "a", "--ca", "EMPTY/ca.crt"], ["--key"]),
@@ -300,6 +303,8 @@ def test_flowers_messages_in_one_line() -> None:
         (["join", "https://fed", "--client", "a", "--insecure"], ["https://fed", "HOST:PORT"]),
         (["join", "fed", "--client", "a", "--insecure", "--data-dir", "EMPTY/none"], ["--data-dir", "no such folder"]),
         (["join", "fed", "--client", "a", "--insecure", "--checkpoint", "EMPTY/x"], ["--checkpoint", "no such file"]),
+        (["join", "fed", "--client", "a", "--insecure", "--device", "gpu"], ["device = 'gpu'", "auto, cpu, cuda"]),
+        (["join", "fed", "--client", "a", "--insecure", "--stream", "mine"], ["stream = 'mine'", "my_module:my_"]),
         (["register", "EMPTY/a.pub", "--name", "a", "--ca", "x"], ["a.pub", "No such file"]),
         (["register", "EMPTY/a.pub", "--name", "a, b", "--ca", "x"], ["--name", "' b'", "separated by commas"]),
         (["nodes"], ["--ca", "--insecure"]),
@@ -313,6 +318,7 @@ def test_flowers_messages_in_one_line() -> None:
         (["run", "--engine", "deployment", "--insecure", "--output", "here"], ["output-dir", "on the server", "'~/"]),
         (["run", "--engine", "deployment", "--ca", "EMPTY/ca.crt"], ["EMPTY/ca.crt", "no such file"]),
         (["doctor", "--server", "a b"], ["--server", "a b"]),
+        (["doctor", "--device", "gpu"], ["device = 'gpu'", "auto, cpu, cuda"]),
     ],
 )
 def test_what_cannot_be_is_one_line_and_starts_nothing(

@@ -9,7 +9,7 @@ import pytest
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import Predictor
-from fedtta_flwr.registry import ADAPTERS, HEADS, PLUGIN_VARIABLE, STRATEGIES, check_name, make, resolve
+from fedtta_flwr.registry import ADAPTERS, HEADS, PLUGIN_VARIABLE, STRATEGIES, call, check_name, make, resolve
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 
 PLUGIN = "fedtta_test_plugin_package.module:Mine"
@@ -113,6 +113,31 @@ def test_what_a_plugin_meets_in_our_code_is_said_with_its_name(plugin: Path, mon
     assert str(caught.value) == (
         f"adapter = '{PLUGIN}': optimizer: parameters of one dtype are needed, found no parameter"
     )
+
+
+EXITS = "raise SystemExit({code})"
+CALLED = "def Mine():\n    raise SystemExit({code})"
+
+
+@pytest.mark.parametrize("source", [EXITS, CALLED])
+def test_a_plugin_does_not_end_the_process_unless_a_signal_does(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, "fedtta_test_plugin_package")
+    module = plugin.parent / "fedtta_test_plugin_package" / "module.py"
+
+    def use() -> None:
+        call("stream", PLUGIN, resolve("stream", PLUGIN, {}))
+
+    module.write_text(source.format(code=0))  # as a script does that is imported
+    with pytest.raises(ConfigError, match=rf"^stream = '{PLUGIN}': .*SystemExit: 0") as caught:
+        use()
+    assert "\n" not in str(caught.value)
+    sys.modules.pop("fedtta_test_plugin_package.module", None)
+    module.write_text(source.format(code="143 "))  # as our handler of SIGTERM does, wherever it finds us
+    with pytest.raises(SystemExit) as ended:
+        use()
+    assert ended.value.code == 143
 
 
 def test_an_empty_module_is_never_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

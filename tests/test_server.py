@@ -11,6 +11,7 @@ from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
+from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.server import federation, make_strategy
 from fedtta_flwr.strategies.fedavgm import FedAvgM
 from fedtta_flwr.strategies.fedctta import FedCTTA
@@ -115,6 +116,10 @@ class RememberingOneTensor(Local):
     def memory(self):
         return torch.ones(3)
 
+class RememberingSparsely(Local):
+    def memory(self):
+        return {"history": torch.eye(3).to_sparse()}
+
 class Forgetting(Local):
     def memory(self):
         return {"history": torch.ones(3)}
@@ -140,6 +145,10 @@ class Misspelt(Local):
 class MisspeltOption(Local):
     descriptor = "noise-logits"
     descriptor_options = {"sample": 4}
+
+class NoOptions(Local):
+    descriptor = "noise-logits"
+    descriptor_options = None
 
 class NoSamples(Local):
     descriptor = "noise-logits"
@@ -226,6 +235,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
             r"Misspelt': descriptor 'noise-logit': unknown; allowed: noise-logits, .* or '' for none$",
         ),
         ("strategy MisspeltOption", r"MisspeltOption': descriptor_options: 'sample' is unknown; allowed: samples, "),
+        ("strategy NoOptions", r"NoOptions': descriptor_options is a NoneType; allowed: a mapping, "),
         ("strategy NoSamples", r"NoSamples': descriptor_options: samples = 0; allowed: a whole number above 0$"),
         ("strategy MisspeltTerm", r"MisspeltTerm': objectives: 'fedprx\.mu' is unknown; allowed: fedprox\.mu, "),
         ("strategy MisspeltSetting", r"objectives: 'fedprox\.m' is unknown; allowed: fedprox\.mu, "),
@@ -270,6 +280,7 @@ def test_what_raises_in_a_class_that_ships_is_no_fault_of_the_users(monkeypatch:
             r"^round 1: Remembering\.memory returned list for 'history', expected tensors by name; make it",
         ),
         ("RememberingNothing", r"^round 1: RememberingNothing\.memory returned NoneType, expected tensors by name"),
+        ("RememberingSparsely", r"^round 1: RememberingSparsely\.memory returned torch\.sparse_coo for 'history', "),
         (
             "RememberingOneTensor",
             r"RememberingOneTensor\.memory returned Tensor, expected tensors by name: return",
@@ -322,6 +333,25 @@ def test_a_signal_ends_a_run_whatever_it_is_at_and_says_how_to_go_on(
     assert (
         warned[-1] == f"interrupted; {tmp_path / 'run'} holds what was found; to go on, {then.format(tmp_path / 'run')}"
     )
+
+
+def test_a_run_that_has_ended_well_stays_so_while_others_are_told(apps, tmp_path, warned) -> None:
+    """A tracker may still be sending when Ctrl-C comes."""
+
+    class Interrupted(Terminal):
+        def on_end(self) -> None:
+            raise KeyboardInterrupt
+
+    def run() -> None:
+        flat = TINY | {"output-dir": str(tmp_path / "run"), "rounds": 1}
+        with federation(flat) as strategy:
+            strategy.observers.append(Interrupted(strategy.observers[0]))
+            strategy.start(LocalGrid(apps[1], RunConfig.from_flat(flat).to_flat(), 1))
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+    assert not any("to go on" in line for line in warned)
 
 
 def test_a_step_that_takes_other_arguments_is_one_line(broken, run_local) -> None:

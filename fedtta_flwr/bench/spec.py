@@ -20,6 +20,7 @@ from fedtta_flwr.registry import names_in
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
 NAME_WORDS = "a letter or digit, then letters, digits, blanks and '.+=_-', at most 48 in all"
+LONGEST = 200  # characters of a cell's name, which becomes that of a file
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
 #: pydantic's kind of fault -> what is allowed, where its own words are for programmers
 ALLOWED = {
@@ -33,6 +34,7 @@ Table = dict[str, Any]
 Labels = dict[str, str]
 #: one point, or several of which one is enough
 Points = Annotated[list[str], BeforeValidator(lambda found: [found] if isinstance(found, str) else found)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
 
 
@@ -45,7 +47,7 @@ class Published(_Part):
 
     at: Labels = {}
     over: str
-    values: dict[str, float]
+    values: dict[str, Finite]
     flag: Literal["sound", "doubtful", "copied", "invalid"] = "sound"
     note: str = ""
 
@@ -62,7 +64,7 @@ class Claim(_Part):
     text: str
     better: Labels
     than: Labels
-    by: float = 0.0
+    by: Finite = 0.0
 
 
 class Quick(_Part):
@@ -256,9 +258,10 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     for axis, table in spec.axes.items():
         left: dict[str, str] = {}  # what remains of a point -> the point
         for point, keys in table.items():
-            remains = str(sorted((k, v) for k, v in _flat(keys).items() if k not in last))
-            other = left.setdefault(remains, point)
-            if differ := {k for k, _ in _flat(table[other]).items() ^ _flat(keys).items()}:
+            own = _flat(keys)
+            other = left.setdefault(str(sorted((k, v) for k, v in own.items() if k not in last)), point)
+            same = _flat(table[other])
+            if differ := {k for k in same | own if same.get(k) != own.get(k)}:
                 culprit = f"--run-config {', '.join(overrides)}" if differ & overrides.keys() else "quick"
                 raise ConfigError(
                     f"{spec.name}: {culprit}: makes the points {other} and {point} of the axis {axis} one; leave out "
@@ -282,6 +285,11 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
             )
         config["seed"] = seed
         name = ".".join((*(point.replace(" ", "-") for point in labels.values()), f"seed{seed}"))
+        if len(name) > LONGEST:
+            raise ConfigError(
+                f"{spec.name}: a cell would be called {name[:40]}... ({len(name)} characters, at most {LONGEST}); give "
+                f"its points shorter names"
+            )
         if name in made:
             raise ConfigError(f"{spec.name}: two cells are called {name}; give their points other names")
         try:

@@ -5,16 +5,28 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedtta_flwr.errors import ConfigError, first_fault
 
 Arrays = Mapping[str, NDArray[Any]]
+NUMBERS, NAMES = "iu", "U"  # numpy's kinds of whole numbers and of texts
 MOST_BYTES = 2**31  # of the arrays in a file
+
+
+class _PerClass(BaseModel):
+    seen: list[int]
+    correct: list[int]
+
+    @model_validator(mode="after")
+    def _of_the_same_classes(self) -> Self:
+        if len(self.seen) != len(self.correct):
+            raise ValueError(f"{len(self.seen)} classes seen, {len(self.correct)} predicted")
+        return self
 
 
 class _MajorMinor(BaseModel):
@@ -34,7 +46,7 @@ class _Accuracy(BaseModel):
     per_corruption_mean_clients: dict[str, float] = {}
     per_corruption_macro_all_classes: dict[str, float] = {}
     per_client_macro_all_classes: dict[str, float] = {}
-    per_class: dict[Literal["seen", "correct"], list[int]] = {}
+    per_class: _PerClass | None = None
     major_minor: _MajorMinor | None = None
 
 
@@ -173,6 +185,8 @@ def timeline_fault(arrays: Arrays, clients: int) -> str:
     fault = _misshapen(
         arrays, {"domain": (rounds, clients)} | dict.fromkeys(("seen", "correct"), (scores, rounds, clients))
     )
+    fault = fault or _of_another_kind(arrays, NUMBERS, "rounds", "domain", "seen", "correct")
+    fault = fault or _of_another_kind(arrays, NAMES, "scores", "domains")
     domain, known = arrays["domain"], len(arrays["domains"])
     if not fault and domain.size and not (domain.min() >= -1 and domain.max() < known):
         return f"domain goes from {domain.min()} to {domain.max()}, and there are {known} domains"
@@ -182,6 +196,7 @@ def timeline_fault(arrays: Arrays, clients: int) -> str:
 def collaboration_fault(arrays: Arrays, clients: int) -> str:
     """Return what is wrong with the arrays of collaboration.npz; nothing if all is well."""
     fault = _misshapen(arrays, {"weights": (len(arrays["rounds"]), clients, clients)})
+    fault = fault or _of_another_kind(arrays, NUMBERS, "rounds")
     return fault or ("" if np.isfinite(arrays["weights"]).all() else "weights holds numbers that are not finite")
 
 
@@ -189,11 +204,10 @@ def heads_fault(arrays: Arrays, clients: int) -> str:
     """Return what is wrong with the arrays of heads.npz; nothing if all is well."""
     bins, sets = len(arrays["edges"]) - 1, len(arrays["sets"])
     fault = _misshapen(arrays, {"histogram": (sets, len(arrays["clients"]), bins)})
+    fault = fault or _of_another_kind(arrays, NUMBERS, "histogram") or _of_another_kind(arrays, NAMES, "sets")
     if not fault and len(arrays["clients"]) > clients:
         return f"it has {len(arrays['clients'])} clients, the run {clients}"
-    if not fault and (arrays["histogram"].dtype.kind not in "iu" or not np.isfinite(arrays["edges"]).all()):
-        return "histogram holds no counts, or edges are not finite"
-    return fault
+    return fault or ("" if np.isfinite(arrays["edges"]).all() else "edges are not finite")
 
 
 def _misshapen(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -201,3 +215,9 @@ def _misshapen(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> str:
         if arrays[name].shape != shape:
             return f"{name} is {list(arrays[name].shape)}, not {list(shape)}"
     return ""
+
+
+def _of_another_kind(arrays: Arrays, kinds: str, *names: str) -> str:
+    return next(
+        (f"{name} holds {arrays[name].dtype.name}" for name in names if arrays[name].dtype.kind not in kinds), ""
+    )

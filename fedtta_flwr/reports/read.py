@@ -73,8 +73,8 @@ class Run:
 
     def accuracy(self, score: str, metric: str) -> float | None:
         """Return one accuracy in percent; None where nothing was scored, or the run is older than the metric."""
-        found = self.summary["accuracy"].get(score)
-        return None if found is None or metric not in found else float(found[metric])
+        found = self.summary["accuracy"].get(score, {}).get(metric)
+        return None if found is None else float(found)
 
     def collaboration(self) -> Arrays | None:
         """Read collaboration.npz, which may be large; None where it cannot be read, which `faults` names."""

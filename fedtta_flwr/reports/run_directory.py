@@ -62,12 +62,15 @@ class RunDirectory:
         What has been counted so far.
     line : dict or None
         The latest line of rounds.jsonl that this process has made.
+    ended : bool
+        Whether the run has ended well and all of it is written.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
         self.board = Scoreboard()
         self.line: dict[str, Any] | None = None
+        self.ended = False
         self._resume = resume
         self._known = not resume  # what has been: until it is restored, nothing may take the place of the files
         if not resume and path.is_dir() and any(path.iterdir()):
@@ -205,6 +208,7 @@ class RunDirectory:
     def on_end(self) -> None:
         """Write the final collaboration.npz and summary.json."""
         self.close(finished=True)
+        self.ended = True
 
     def close(self, *, finished: bool) -> None:
         """Write what is known now; a run that was broken off is marked as not finished.

@@ -26,9 +26,9 @@ class Timeline:
 
     def __init__(self, clients: tuple[str, ...]) -> None:
         self._column = {client: i for i, client in enumerate(clients)}
-        self._domains: list[str] = []
+        self._domains: dict[str, int] = {}  # name -> index; a stream of one's own may have a new one for every slot
         self._counts: dict[int, NDArray[np.int32]] = {}  # round -> [seen or correct, S, N]
-        self._domain: dict[int, NDArray[np.int16]] = {}  # round -> [N]
+        self._domain: dict[int, NDArray[np.int32]] = {}  # round -> [N]
 
     def add(self, round_: Round) -> None:
         """Enter what a round brought; a late `post` belongs to the round whose batch it scores."""
@@ -42,11 +42,11 @@ class Timeline:
                 samples[entry.client, entry.domain] = samples.get((entry.client, entry.domain), 0) + seen
         if round_.closing:
             return
-        domain = self._domain[round_.number] = np.full(len(self._column), -1, dtype=np.int16)
+        domain = self._domain[round_.number] = np.full(len(self._column), -1, dtype=np.int32)
         for client, domains in sorted(round_.domains.items()):  # in the same order whoever replied first
             if domains:
                 most = max(sorted(domains), key=lambda name, client=client: samples.get((client, name), 0))  # type: ignore[misc]
-                domain[self._column[client]] = self._index(most)
+                domain[self._column[client]] = self._domains.setdefault(most, len(self._domains))
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays of the file.
@@ -62,7 +62,7 @@ class Timeline:
         width = len(self._column)
         there = [i for i in range(len(SCORES)) if any(counts[0, i].any() for counts in self._counts.values())]
         seen, correct = np.zeros((2, len(there), len(rounds), width), dtype=np.int32)
-        domain = np.full((len(rounds), width), -1, dtype=np.int16)
+        domain = np.full((len(rounds), width), -1, dtype=np.int32)
         for row, number in enumerate(rounds):
             domain[row] = self._domain[number]
             if number in self._counts:
@@ -71,7 +71,7 @@ class Timeline:
             "rounds": np.array(rounds, dtype=np.int64),
             "clients": np.array(list(self._column), dtype=str),
             "scores": np.array([SCORES[i] for i in there], dtype=str),
-            "domains": np.array(self._domains, dtype=str),
+            "domains": np.array(list(self._domains), dtype=str),
             "domain": domain,
             "seen": seen,
             "correct": correct,
@@ -91,18 +91,13 @@ class Timeline:
             "rounds": torch.tensor(list(self._domain), dtype=torch.int64),
             "counted": torch.tensor(list(self._counts), dtype=torch.int64),
             "counts": torch.from_numpy(counts.astype(np.int32)),
-            "domain": torch.from_numpy(domain.astype(np.int16)),
+            "domain": torch.from_numpy(domain.astype(np.int32)),
         }
         return tensors, list(self._domains)
 
     def restore(self, tensors: Mapping[str, Tensor], domains: list[str]) -> None:
         """Go on from a snapshot."""
-        self._domains = list(domains)
+        self._domains = {name: i for i, name in enumerate(domains)}
         rounds, counted = tensors["rounds"].tolist(), tensors.get("counted", tensors["rounds"]).tolist()
         self._domain = dict(zip(rounds, tensors["domain"].numpy().copy(), strict=True))
         self._counts = dict(zip(counted, tensors["counts"].numpy().copy(), strict=True))
-
-    def _index(self, domain: str) -> int:
-        if domain not in self._domains:
-            self._domains.append(domain)
-        return self._domains.index(domain)

@@ -178,10 +178,11 @@ class PersonalizedStrategy(Strategy):
                 f"{where}.memory returned {type(found).__name__}, expected tensors by name: return a dict"
             )
         for name, t in found.items():
-            if not isinstance(t, Tensor):
+            if not isinstance(t, Tensor) or t.layout != torch.strided:
+                kind = t.layout if isinstance(t, Tensor) else type(t).__name__
                 raise FederationError(
-                    f"{where}.memory returned {type(t).__name__} for {name!r}, expected tensors by name; make it one, "
-                    f"e.g. with torch.tensor"
+                    f"{where}.memory returned {kind} for {name!r}, expected tensors by name; make it one, e.g. with "
+                    f"torch.tensor or to_dense"
                 )
         if found and type(self).load_memory is PersonalizedStrategy.load_memory:
             raise FederationError(
@@ -275,7 +276,6 @@ class PersonalizedStrategy(Strategy):
         result, nothing = Result(), ArrayRecord()
         for number in range(self._resume + 1, rounds + 1):
             began = time.perf_counter()
-            self._meet(grid, timeout)
             # Bound to no name: messages and replies are as large as all states, and mixing needs the room.
             _, metrics = self.aggregate_train(
                 number, self._exchange(grid, self.configure_train(number, nothing, train_config, grid), timeout)
@@ -286,7 +286,6 @@ class PersonalizedStrategy(Strategy):
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
         began = time.perf_counter()
-        self._meet(grid, timeout)
         messages = self.configure_evaluate(rounds + 1, nothing, evaluate_config, grid)
         self.aggregate_evaluate(rounds + 1, self._exchange(grid, messages, timeout))
         self._tell(began)
@@ -299,7 +298,7 @@ class PersonalizedStrategy(Strategy):
     ) -> list[Message]:
         """Return one message a node: the personal states of its clients, and how far to go."""
         self._round = Round(server_round)
-        return self._messages(self.config.aggregate_every)
+        return self._messages(grid, self.config.aggregate_every)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -346,7 +345,7 @@ class PersonalizedStrategy(Strategy):
     ) -> list[Message]:
         """Return the closing messages: the last personal states, no further slot."""
         self._round = Round(server_round, closing=True)
-        return self._messages(0) if "post" in self.config.score_names() else []
+        return self._messages(grid, 0) if "post" in self.config.score_names() else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Take the last `post` scores from the closing replies."""
@@ -367,7 +366,7 @@ class PersonalizedStrategy(Strategy):
 
     # ------------------------------------------------------------------------------------------------------- private
 
-    def _meet(self, grid: Grid, timeout: float) -> None:
+    def _meet(self, grid: Grid) -> None:
         """See who is connected; wait for somebody if nobody is.
 
         Raises
@@ -375,7 +374,7 @@ class PersonalizedStrategy(Strategy):
         FederationError
             If nobody comes within an hour, or the time of a round if that is more.
         """
-        timeout = max(timeout, LONGEST_OUTAGE)
+        timeout = max(self.config.round_timeout, LONGEST_OUTAGE)
         deadline = time.monotonic() + timeout
         self.roster.refresh(grid, self.config)
         while not self.roster.nodes():
@@ -400,7 +399,8 @@ class PersonalizedStrategy(Strategy):
         for i, client in enumerate(clients):
             self.personal[client] = unstack(states, i)
 
-    def _messages(self, slots: int) -> list[Message]:
+    def _messages(self, grid: Grid, slots: int) -> list[Message]:
+        self._meet(grid)
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
         options |= {f"objective.{key}": value for key, value in self.objectives.items()}
         messages = []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedtta_flwr.strategies.base import PersonalizedStrategy
 
 FILE = "checkpoint.safetensors"
+KEYS = ("round", "run", "code", "clients", "same", "keeper")  # of what is said beside the tensors
 
 
 class Keeper(Protocol):
@@ -76,7 +77,8 @@ class Checkpoints:
         kept, about = self._keeper.snapshot()
         clients = sorted(strategy.personal)
         tensors = {f"keeper/{name}": t for name, t in kept.items()}
-        tensors |= {f"memory/{name}": t for name, t in strategy.remembered().items()}
+        # Copies: what a method remembers may share memory, also with what the clients have been given.
+        tensors |= {f"memory/{name}": t.clone() for name, t in strategy.remembered().items()}
         first, same = dict[object, str](), dict[str, str]()  # what clients share is written once
         for i, client in enumerate(clients):
             for name, t in strategy.personal[client].items():
@@ -86,9 +88,8 @@ class Checkpoints:
                     tensors[key] = t
                 else:
                     same[key] = written
-        head = {"round": round_, "run": strategy.run, "code": code_fingerprint(), "clients": clients, "keeper": about}
-        head["same"] = same
-        write_tensors(self.path, tensors, head)
+        head = (round_, strategy.run, code_fingerprint(), clients, same, about)
+        write_tensors(self.path, tensors, dict(zip(KEYS, head, strict=True)))
 
     def restore(self, strategy: "PersonalizedStrategy") -> int:
         """Bring back the run that is resumed and return its last round; 0 if none is.
@@ -96,12 +97,16 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            If the checkpoint does not belong to this strategy and source model.
+            If the checkpoint does not belong to this strategy and source model, or another version wrote it.
         """
         if self._saved is None:
             return 0
         tensors, about = self._saved
         self._saved = None
+        if lacks := [key for key in KEYS if key not in about]:
+            raise CheckpointError(
+                f"{self.path}: says nothing of {lacks[0]!r}: resume it with the version that wrote it"
+            )
         if about["code"] != code_fingerprint():
             log(logging.WARNING, "%s was written by other code than this: results may differ", self.path)
         groups: dict[str, dict[str, Tensor]] = {"keeper": {}, "memory": {}}

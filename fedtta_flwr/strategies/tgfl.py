@@ -61,7 +61,8 @@ class TGFL(PersonalizedStrategy):
         self._round.weights = self.collaboration_matrix(updates)
         # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
         means = {name: t.mean(dim=0, dtype=torch.float64) for name, t in updates.state.items()}
-        for name in filter(is_variance, means) if self.config.bn_pooling == "moments" else ():
+        pooled = [name for name in means if is_variance(name) and means_of(name) in means]
+        for name in pooled if self.config.bn_pooling == "moments" else ():
             own, mean = updates.state[means_of(name)], means[means_of(name)]
             means[name] += (own.double() - mean).square().mean(dim=0)  # as in `mix`
         return {name: means[name].to(t.dtype).expand_as(t) for name, t in updates.state.items()}

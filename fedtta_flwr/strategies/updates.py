@@ -190,7 +190,9 @@ def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool =
         t = mixed[name]
         w, columns = weights_as[t.dtype], t.numel() // len(t)
         values = t.view(len(t), columns)
-        means = mixed[means_of(name)].view_as(values) if moments and is_variance(name) else None
+        # Of means that do not travel the server knows no differences.
+        pooled = moments and is_variance(name) and means_of(name) in mixed
+        means = mixed[means_of(name)].view_as(values) if pooled else None
         if columns <= BLOCK or len(w) != len(t):
             mixed[name] = _product(w, values, means).expand(clients, columns).view(clients, *t.shape[1:])
             continue

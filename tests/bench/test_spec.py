@@ -187,6 +187,14 @@ def test_a_cell_holds_its_whole_config() -> None:
             "published.0.values.0 = '1.0': allowed: a valid number",
         ),
         (
+            {"published": [{"over": "class", "values": {"0": float("nan")}}]},
+            "published.0.values.0 = nan: allowed: a finite number",
+        ),
+        (
+            {"claims": [{"text": "a", "better": {}, "than": {}, "by": float("inf")}]},
+            "claims.0.by = inf: allowed: a finite number",
+        ),
+        (
             {"published": [{"over": "class", "values": {}, "flag": "good"}]},
             "published.0.flag = 'good': allowed: 'sound'",
         ),
@@ -236,6 +244,20 @@ def test_what_is_wrong_with_a_cell_is_one_line_with_its_key(changes: dict[str, A
 def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
     kept = {"skip": [], "published": [], "claims": [], "rows": list(axes), "columns": []}
     with pytest.raises(ConfigError, match=r"two cells are called A[.-]B"):
+        cells(spec(axes=axes, **kept), {})
+
+
+def test_points_that_an_override_makes_one_may_hold_what_no_run_config_may() -> None:
+    axes = {"data": {"two": {"corruptions": ["fog", "snow"]}, "one": {"corruptions": ["fog"]}}}
+    kept = {"skip": [], "published": [], "claims": [], "quick": {}, "rows": ["data"], "columns": []}
+    with pytest.raises(ConfigError, match=r"--run-config corruptions: makes the points two and one of the axis data"):
+        cells(spec(axes=axes, **kept), {"corruptions": "fog"})
+
+
+def test_a_cell_has_a_name_that_a_file_can_have() -> None:
+    axes = {f"axis {i}": {"x" * 48: {}} for i in range(6)}
+    kept = {"skip": [], "published": [], "claims": [], "rows": list(axes), "columns": []}
+    with pytest.raises(ConfigError, match=r"^small: a cell would be called xxx.* \(299 characters, at most 200\)"):
         cells(spec(axes=axes, **kept), {})
 
 

@@ -49,6 +49,16 @@ def edit_arrays(path: Path, **changed: Any) -> None:
         ("summary.json", lambda c: c["accuracy"].update(post=None), r"summary\.json is damaged \(accuracy\.post: "),
         ("summary.json", lambda c: c["accuracy"]["post"].pop("per_client"), r"\(accuracy\.post\.per_client: "),
         ("summary.json", lambda c: c["accuracy"]["post"].update(major_minor={}), r"\(accuracy\.post\.major_minor\."),
+        (
+            "summary.json",
+            lambda c: c["accuracy"]["post"]["per_class"].pop("seen"),
+            r"\(accuracy\.post\.per_class\.seen: ",
+        ),
+        (
+            "summary.json",
+            lambda c: c["accuracy"]["post"]["per_class"].update(seen=[1]),
+            r"per_class: .*1 classes seen, 10 ",
+        ),
         ("summary.json", lambda c: c.update(undone=["client-00"]), r"summary\.json is damaged \(undone: "),
         ("summary.json", lambda c: c.update(collapsed={"client-00": "x"}), r"damaged \(collapsed\.client-00: "),
         ("config.json", lambda c: c["config"].pop("strategy"), r"config\.json is damaged \(no key strategy\)"),
@@ -62,6 +72,12 @@ def test_json_that_lacks_what_a_report_needs(
     with pytest.raises(ConfigError, match=words) as caught:
         read_run(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_an_accuracy_that_is_not_known_is_none(copy: Path) -> None:
+    edit(copy / "summary.json", lambda summary: summary["accuracy"]["post"].update(mean_clients=None))
+    assert read_run(copy).accuracy("post", "mean_clients") is None
+    assert write_report(copy, copy / "report")[1] == []
 
 
 def test_a_run_that_is_older_than_major_and_minor_classes_shows_none(copy: Path) -> None:
@@ -116,6 +132,9 @@ def test_json_of_another_form(copy: Path, text: str) -> None:
         ("timeline.npz", {"domain": np.zeros((4, 3), dtype=np.int16)}, r"domain is \[4, 3\], not \[4, 4\]"),
         ("timeline.npz", {"domain": np.full((4, 4), 9, dtype=np.int16)}, "domain goes from 9 to 9, and there are 2"),
         ("timeline.npz", {"seen": np.zeros((4, 4))}, r"seen is \[4, 4\], not \[1, 4, 4\]"),
+        ("timeline.npz", {"seen": np.full((1, 4, 4), "1")}, "seen holds str32"),
+        ("timeline.npz", {"domains": np.arange(2.0)}, "domains holds float64"),
+        ("collaboration.npz", {"rounds": np.full(4, np.nan)}, "rounds holds float64"),
         ("timeline.npz", {"clients": np.array([None])}, "Object arrays cannot be loaded"),
         ("timeline.npz", {"rounds": np.int64(4)}, "unsized"),
         ("collaboration.npz", {"weights": np.zeros((4, 4))}, r"weights is \[4, 4\], not \[4, 4, 4\]"),

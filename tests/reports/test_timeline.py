@@ -93,6 +93,16 @@ def test_without_labels_there_are_rounds_and_no_counts() -> None:
     assert timeline.arrays()["seen"].shape == (0, 1, 3)
 
 
+def test_every_slot_may_have_a_name_of_its_own() -> None:
+    """As of a stream of one's own that names its slots by the hour."""
+    clients = tuple(f"client-{i}" for i in range(40_000))
+    timeline, again = Timeline(clients), Timeline(clients)
+    timeline.add(Round(1, domains={client: frozenset({f"of {client}"}) for client in clients}))
+    again.restore(*timeline.snapshot())
+    for arrays in (timeline.arrays(), again.arrays()):
+        assert arrays["domains"][arrays["domain"][0]].tolist() == [f"of {client}" for client in clients]
+
+
 def test_it_goes_on_from_a_snapshot_as_if_nothing_had_been() -> None:
     whole, before, after = Timeline(CLIENTS), Timeline(CLIENTS), Timeline(CLIENTS)
     before.add(first())

@@ -2,12 +2,13 @@
 
 import errno
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
@@ -16,7 +17,9 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.server import federation
 from fedtta_flwr.strategies.checkpoint import FILE, personal
+from fedtta_flwr.strategies.fedavg import FedAvg
 from fedtta_flwr.strategies.rounds import Round
+from fedtta_flwr.strategies.updates import State, Updates
 from tests.conftest import TINY
 
 CLIENTS = [f"client-0{k}" for k in range(4)]
@@ -175,6 +178,34 @@ def test_a_client_without_room_takes_part_and_is_forgotten_only_where_the_run_re
     assert [line["samples"] for line in found["lines"]] == [20] * 4
 
 
+class Momentous(FedAvg):
+    """Remembers under two names what it has also sent."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.sent: State = {}
+
+    def personalize(self, updates: Updates) -> State:
+        self.sent = {name: (t + self.sent.get(name, t)) / 2 for name, t in super().personalize(updates).items()}
+        return self.sent
+
+    def memory(self) -> State:
+        return {f"{part}.{name}": t for part in ("last", "first") for name, t in self.sent.items()}
+
+    def load_memory(self, memory: Mapping[str, Tensor]) -> None:
+        self.sent = {name.removeprefix("last."): t for name, t in memory.items() if name.startswith("last.")}
+
+
+def test_what_a_method_remembers_may_be_what_it_has_sent(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTTA_PLUGINS", __name__.partition(".")[0])
+    changed = {"strategy": f"{__name__}:Momentous"}
+    broken = start("broken", 3, **changed)
+    start("broken", resume=str(broken), **changed)
+    assert result(broken) == result(start("whole", **changed))
+
+
 def test_a_new_run_of_the_same_config_finds_nothing_of_the_old_one(start: Callable[..., Path]) -> None:
     assert result(start("first", adapter="tent")) == result(start("second", adapter="tent"))
 
@@ -202,6 +233,15 @@ def test_a_damaged_checkpoint_is_one_line(start: Callable[..., Path], keep: int)
     with pytest.raises(CheckpointError, match="cannot be read as saved tensors") as caught:
         start("broken", resume=str(broken))
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_version_is_one_line(start: Callable[..., Path]) -> None:
+    broken = start("broken", 3)
+    tensors, about = read_tensors(broken / FILE)
+    del about["same"]
+    write_tensors(broken / FILE, tensors, about)
+    with pytest.raises(CheckpointError, match=r"says nothing of 'same': resume it with the version that wrote it$"):
+        start("broken", resume=str(broken))
 
 
 def test_one_mixture_for_all_is_written_once(start: Callable[..., Path]) -> None:

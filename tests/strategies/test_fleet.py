@@ -158,3 +158,9 @@ def test_an_empty_house_is_waited_for_and_then_reported(run: Any, monkeypatch: p
     monkeypatch.setattr("fedtta_flwr.strategies.base.LONGEST_OUTAGE", 0.2)
     with pytest.raises(FederationError, match="no node has been connected for"):
         run({2: "0123"}, **{"round-timeout": 0.2})
+
+
+def test_at_the_end_nobody_is_waited_for_of_whom_nothing_is_wanted(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtta_flwr.strategies.base.LONGEST_OUTAGE", 0.2)
+    lines, _, _ = run({5: "0123"}, scores="tta", **{"round-timeout": 0.2})
+    assert [line["clients"] for line in lines] == [4, 4, 4, 4]

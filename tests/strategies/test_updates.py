@@ -221,6 +221,11 @@ def test_who_is_not_in_a_mixture_does_not_change_its_moments(far: float) -> None
         assert mixed[name][:3].flatten().tolist() == pytest.approx(t.flatten().tolist(), rel=1e-6)
 
 
+def test_a_variance_whose_means_do_not_travel_is_the_weighted_mean() -> None:
+    state = {"bn.running_var": torch.tensor([[1.0], [3.0]])}
+    assert mix(torch.full((2, 2), 0.5), state, moments=True)["bn.running_var"].tolist() == [[2.0], [2.0]]
+
+
 def test_without_moments_a_variance_is_the_weighted_mean() -> None:
     state = {"bn.running_var": torch.tensor([[1.0], [3.0]]), "bn.running_mean": torch.tensor([[0.0], [100.0]])}
     assert mix(torch.full((2, 2), 0.5), state)["bn.running_var"].tolist() == [[2.0], [2.0]]
