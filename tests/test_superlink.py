@@ -23,15 +23,15 @@ def database(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def is_unavailable(engine: Engine, *statements: str) -> bool:
+def is_unavailable(engine: Engine, statement: str) -> bool:
     with pytest.raises(FlowerError) as caught, engine.connect() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
+        connection.execute(text(statement))
     return caught.value.code == ApiErrorCode.LINKSTATE_NOT_INITIALIZED
 
 
 def test_a_full_disk_makes_it_unavailable(database: Engine) -> None:
-    assert is_unavailable(database, "PRAGMA max_page_count = 1", "INSERT INTO t VALUES (zeroblob(1000000))")
+    event.listen(database, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1"))
+    assert is_unavailable(database, "INSERT INTO t VALUES (zeroblob(1000000))")
 
 
 def test_another_writer_makes_it_unavailable(database: Engine) -> None:
