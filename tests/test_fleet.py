@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -198,6 +199,23 @@ def test_who_hangs_up_may_soon_be_back(keys: Path) -> None:
     """As a proxy or a tunnel does while its server restarts."""
     with server(None, words=b"") as address:
         assert isinstance(fault(address, keys / "k" / "ca.crt", "hung up", "is the server running"), NotYet)
+
+
+def test_who_cuts_the_connection_may_soon_be_back(keys: Path) -> None:
+    """As a load balancer does that has no server behind it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def cut() -> None:
+            connection, _ = listening.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # end by a reset
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        address = Address("127.0.0.1", listening.getsockname()[1])
+        assert isinstance(fault(address, keys / "k" / "ca.crt", "hung up", "Connection reset"), NotYet)
+        thread.join()
 
 
 @pytest.mark.parametrize(
