@@ -87,14 +87,20 @@ def server(
 
 
 @contextmanager
-def fleet_api(certificates: Path | None, status: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> Iterator[Address]:
+def fleet_api(
+    certificates: Path | None,
+    status: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+    words: str = "database or disk is full",
+) -> Iterator[Address]:
     """A gRPC server that answers whatever it is asked with an error."""
 
     class Failing(FleetServicer):  # type: ignore[misc]
         def ActivateNode(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802 - gRPC's name
             if status == grpc.StatusCode.UNKNOWN:
-                raise OSError("database or disk is full\n[SQL: ...]")
-            context.abort(status, "database or disk is full")
+                raise OSError(f"{words}\n[SQL: ...]")
+            context.abort(status, words)
+
+        SendNodeHeartbeat = ActivateNode
 
     serving = grpc.server(ThreadPoolExecutor(1))
     add_FleetServicer_to_server(Failing(), serving)
@@ -229,6 +235,14 @@ def test_a_server_that_fails_is_not_one_that_refuses(keys: Path, name: str, heal
     assert isinstance(caught.value, NotYet) == heals
     assert "disk is full" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_clock_that_is_off_by_years_is_off_by_more_than_a_day(keys: Path) -> None:
+    with (
+        fleet_api(keys / "k", grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp") as address,
+        pytest.raises(NotYet, match="this clock is more than a day off, the server allows"),
+    ):
+        is_registered(address, keys / "k" / "ca.crt", ec.generate_private_key(ec.SECP384R1()))
 
 
 def test_a_device_without_tls_does_not_wait_for_a_server_with_it(keys: Path) -> None:
