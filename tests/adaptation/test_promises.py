@@ -185,6 +185,11 @@ class SelectsAList(Affine):
         return list(super().select().values())  # type: ignore[return-value]
 
 
+class SelectsLayers(Affine):
+    def select(self) -> State:
+        return {"bn1": self.model.bn1}  # type: ignore[dict-item]
+
+
 class Counts(Affine):
     def select(self) -> State:
         return super().select() | {"seen": torch.zeros(1, dtype=torch.int64)}
@@ -273,9 +278,11 @@ def test_what_is_kept_has_a_name_of_its_own(tiny) -> None:
         adapter.keep([torch.zeros(1)])  # type: ignore[arg-type]
 
 
-def test_what_is_selected_has_names(tiny) -> None:
-    with pytest.raises(ConfigError, match=HERE + r"SelectsAList': select\(\) returned list; return a dict"):
-        SelectsAList(tiny(), NoOptions())
+@pytest.mark.parametrize(("kind", "found"), [(SelectsAList, "list"), (SelectsLayers, "dict")])
+def test_what_is_selected_is_tensors_with_names(kind: type[Adapter], found: str, tiny) -> None:
+    words = rf"{kind.__name__}': select\(\) returned {found}; return a dict of the model's tensors by name"
+    with pytest.raises(ConfigError, match=HERE + words):
+        kind(tiny(), NoOptions())
 
 
 def test_what_cannot_be_mixed_does_not_travel(tiny) -> None:
