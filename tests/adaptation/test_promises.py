@@ -175,6 +175,18 @@ class PredictsInTrainMode(Affine):
         return logits
 
 
+class SwitchesDropout(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        logits = super().predict(x)
+        self.model.drop.train(not self.model.drop.training)
+        return logits
+
+
+class PredictsInPlace(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        return super().predict(x.sub_(0.5))
+
+
 class PredictsOne(Affine):
     def predict(self, x: Tensor) -> Tensor:
         return super().predict(x)[:1]
@@ -230,6 +242,8 @@ def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
         (DrawsFromTheProcess, rf"DrawsFromTheProcess': {AGAIN}"),
         (Dropout, rf"Dropout': {AGAIN}"),
         (PredictsInTrainMode, r"PredictsInTrainMode': predict changed bn1\.running_mean and 3 more; it must leave all"),
+        (SwitchesDropout, r"SwitchesDropout': predict changed the mode of a layer; it must leave all as it is"),
+        (PredictsInPlace, r"PredictsInPlace': predict changed its batch; it must leave all as it is"),
         (PredictsOne, r"PredictsOne': predict returned float32 \[1, 3\], expected floating-point logits \[4, 3\]"),
     ],
 )
