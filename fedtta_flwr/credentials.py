@@ -72,7 +72,7 @@ def load_public_key(path: Path) -> bytes:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     wanted = "copy the device's KEY.pub here, an EC key in OpenSSH's format (docker/keys.sh client makes it)"
     try:
@@ -81,7 +81,7 @@ def load_public_key(path: Path) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}; {wanted}") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(f"{path}: no public key; {wanted}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
+    if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{path}: {type(key).__name__.lstrip('_')}; {wanted}")
     return public_key_to_bytes(key)
 

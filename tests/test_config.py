@@ -409,6 +409,11 @@ def test_an_unknown_key_is_named(key: str) -> None:
     assert "fedtta list keys" in text
 
 
+@pytest.mark.parametrize("key", ["batch_size", "fedctta.noise_samples"])
+def test_a_key_has_one_spelling(key: str) -> None:
+    assert refused({key: 7}).startswith(f"{key!r}: unknown key")
+
+
 @pytest.mark.parametrize("table", ["fedctta", "entropy"])
 @pytest.mark.parametrize("value", [1, "", True])
 def test_a_table_is_no_value(table: str, value: Scalar) -> None:

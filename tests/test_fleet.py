@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -86,14 +87,20 @@ def server(
 
 
 @contextmanager
-def fleet_api(certificates: Path | None, status: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> Iterator[Address]:
+def fleet_api(
+    certificates: Path | None,
+    status: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+    words: str = "database or disk is full",
+) -> Iterator[Address]:
     """A gRPC server that answers whatever it is asked with an error."""
 
     class Failing(FleetServicer):  # type: ignore[misc]
         def ActivateNode(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802 - gRPC's name
             if status == grpc.StatusCode.UNKNOWN:
-                raise OSError("database or disk is full\n[SQL: ...]")
-            context.abort(status, "database or disk is full")
+                raise OSError(f"{words}\n[SQL: ...]")
+            context.abort(status, words)
+
+        SendNodeHeartbeat = ActivateNode
 
     serving = grpc.server(ThreadPoolExecutor(1))
     add_FleetServicer_to_server(Failing(), serving)
@@ -200,6 +207,23 @@ def test_who_hangs_up_may_soon_be_back(keys: Path) -> None:
         assert isinstance(fault(address, keys / "k" / "ca.crt", "hung up", "is the server running"), NotYet)
 
 
+def test_who_cuts_the_connection_may_soon_be_back(keys: Path) -> None:
+    """As a load balancer does that has no server behind it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def cut() -> None:
+            connection, _ = listening.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # end by a reset
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        address = Address("127.0.0.1", listening.getsockname()[1])
+        assert isinstance(fault(address, keys / "k" / "ca.crt", "hung up", "Connection reset"), NotYet)
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("name", "heals"),
     [(name, True) for name in ("UNKNOWN", "INTERNAL", "CANCELLED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")]
@@ -211,6 +235,14 @@ def test_a_server_that_fails_is_not_one_that_refuses(keys: Path, name: str, heal
     assert isinstance(caught.value, NotYet) == heals
     assert "disk is full" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_clock_that_is_off_by_years_is_off_by_more_than_a_day(keys: Path) -> None:
+    with (
+        fleet_api(keys / "k", grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp") as address,
+        pytest.raises(NotYet, match="this clock is more than a day off, the server allows"),
+    ):
+        is_registered(address, keys / "k" / "ca.crt", ec.generate_private_key(ec.SECP384R1()))
 
 
 def test_a_device_without_tls_does_not_wait_for_a_server_with_it(keys: Path) -> None:

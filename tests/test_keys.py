@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from fedtta_flwr.credentials import load_ca, load_key
+from fedtta_flwr.credentials import load_ca, load_key, load_public_key
+from fedtta_flwr.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 HOSTS = ["fed.example.org", "superlink", "10.0.0.5", "fd00::5"]
@@ -70,8 +71,21 @@ def test_a_devices_key_is_one_that_flower_takes(made: Path) -> None:
     key = load_key(made / "clients" / "cam-07")
     assert isinstance(key.curve, ec.SECP384R1)
     assert try_load_public_key(made / "clients" / "cam-07.pub") == public_key_to_bytes(key.public_key())
+    assert load_public_key(made / "clients" / "cam-07.pub") == public_key_to_bytes(key.public_key())
     other = load_ssh_public_key((made / "clients" / "gate_2.pub").read_bytes())
     assert other != key.public_key()
+
+
+def test_a_public_key_that_flower_does_not_take_is_refused(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cam.pub"
+    for key in (ed25519.Ed25519PrivateKey.generate(), rsa.generate_private_key(65537, 2048)):
+        path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+        with pytest.raises(ConfigError, match=r"cam\.pub: (Ed25519|RSA)PublicKey; copy"):
+            load_public_key(path)
+    with pytest.raises(ConfigError, match="cam-07: no public key; copy"):
+        load_public_key(made / "clients" / "cam-07")  # which is to stay on the device
+    with pytest.raises(ConfigError, match="No such file"):
+        load_public_key(tmp_path / "absent.pub")
 
 
 def test_nothing_is_overwritten(made: Path) -> None:

@@ -236,9 +236,9 @@ def test_a_node_forgets_past_runs_when_another_begins(tiny_config: Callable[...,
     visit(tmp_path, NEW, tiny_config())
     (tmp_path / OLD / ".a.safetensors.7.fedtta-tmp").write_bytes(b"of a writer that was killed")
     age(tmp_path / OLD, KEPT_DAYS + 1)
-    age(tmp_path / NEW, KEPT_DAYS - 1)
     visit(tmp_path, NEW, tiny_config())
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLD, NEW]  # it was here before
+    age(tmp_path / NEW, KEPT_DAYS - 1)
     visit(tmp_path, "e" * 32, tiny_config())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e" * 32, NEW]
 

@@ -1,6 +1,8 @@
 """Overrides from the command line and from files."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,8 @@ from fedtta_flwr.cli import main
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.launch import app_root, run_deployment
-from fedtta_flwr.run_config import absolute_paths, read_overrides
+from fedtta_flwr.run_config import absolute_paths, read_overrides, resumed
+from tests.conftest import TINY
 
 
 @pytest.fixture
@@ -173,3 +176,9 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
     assert exit_.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: --insecure")]
     return line
+
+
+def test_a_run_goes_on_with_the_config_that_it_had(run_local: Callable[..., Any]) -> None:
+    run = run_local(rounds=1, strategy="fedavg")
+    had = RunConfig.from_flat(TINY | {"rounds": 1, "strategy": "fedavg", "output-dir": str(run.path)})
+    assert resumed(run.path) == had.to_flat() | {"resume": str(run.path)}

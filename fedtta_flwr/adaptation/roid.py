@@ -74,7 +74,7 @@ class ROID(AffineAdapter):
         generator = self.draws.next(x.device)
         with batch_statistics(self.model):
             logits: Tensor = self.model(x)
-            weights = self._weights(logits.detach())
+            weights = self._weights(logits)
             kept = weights > 0
             if not kept.any():  # NaN in the batch
                 return logits

@@ -1,7 +1,5 @@
 """Which samples a client sees under each corruption, and in which order."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,11 +73,10 @@ def _number(config: RunConfig, available: int) -> int:
         return number
     if config.class_skew:
         return slots * batch if slots else available
-    slots = slots or math.ceil(available / batch)
-    number = slots * batch if config.slots_per_corruption else available
-    if max(number, batch) > available:
+    number = slots * batch if slots else available
+    if (least := max(number, batch)) > available:
         raise ConfigError(
-            f"batch-size = {batch} x slots-per-corruption = {slots}: {slots * batch} "
+            f"batch-size = {batch} x slots-per-corruption = {slots or 1}: {least} "
             f"samples of each corruption; allowed: at most {available}, the size of {config.dataset}'s test part"
         )
     return number

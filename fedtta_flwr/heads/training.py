@@ -144,7 +144,6 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
 def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:
     """Train the personal head alone by cross-entropy, over the extractor as it is."""
     optimizer = sgd.over(net.personal_head)
-    net.eval()
     for _ in range(epochs):
         for x, labels in batches():
             with torch.no_grad():
@@ -189,7 +188,6 @@ def bits(features: Tensor) -> Tensor:
 @torch.no_grad()  # not inference mode: a predictor may compute gradients with them
 def statistics(net: TwoHeads, batches: Epoch, needs: Collection[str]) -> dict[str, Tensor]:
     """Make one pass and return the needed statistics of `Fitted` that a client can make alone."""
-    net.eval()
     features, labels = (torch.cat(part) for part in zip(*((net.extractor(x), y) for x, y in batches()), strict=True))
     makers: dict[str, Callable[[], Tensor]] = {
         "dle-personal": lambda: (~bits(features)).float().mean(0, dtype=torch.float64).float(),

@@ -1,5 +1,6 @@
 """DUA against its equations: momentum, statistics and logits, by plain loops in float64."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,12 +71,20 @@ def test_a_batch_is_filled_up_with_views(tiny, images, count: int, expected: int
 
 def test_views_are_turned_flipped_and_cropped_images(tiny) -> None:
     adapter = DUA(tiny(), DUAOptions(views=200))
-    image = torch.arange(16.0).view(1, 1, 4, 4).expand(1, 3, 4, 4) / 16 + 0.01
+    image = torch.arange(48.0).view(1, 3, 4, 4) / 48 + 0.01
     views = adapter._views(image)
     assert views.shape == (200, 3, 4, 4)
-    values = set(image.flatten().tolist()) | {0.0}
-    assert set(views.flatten().tolist()) <= values
-    assert len({tuple(view.flatten().tolist()) for view in views}) > 50
+    padded = np.pad(image[0].numpy(), ((0, 0), (4, 4), (4, 4)))
+    crops = [padded[:, i : i + 4, j : j + 4] for i in range(9) for j in range(9)]
+    turned = [
+        {np.rot90(crop[..., ::flip], quarters, axes=(1, 2)).tobytes() for crop in crops for flip in (1, -1)}
+        for quarters in range(4)
+    ]
+    seen = {view.numpy().tobytes() for view in views}
+    assert seen <= set.union(*turned)
+    for quarters in range(4):
+        assert seen & (turned[quarters] - set.union(*turned[:quarters], *turned[quarters + 1 :]))
+    assert len(seen) > 50
     oblong = adapter._views(torch.rand(2, 3, 4, 6))
     assert oblong.shape == (200, 3, 4, 6)
     again = DUA(tiny(), DUAOptions(views=200))

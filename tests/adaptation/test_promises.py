@@ -175,6 +175,18 @@ class PredictsInTrainMode(Affine):
         return logits
 
 
+class SwitchesDropout(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        logits = super().predict(x)
+        self.model.drop.train(not self.model.drop.training)
+        return logits
+
+
+class PredictsInPlace(Affine):
+    def predict(self, x: Tensor) -> Tensor:
+        return super().predict(x.sub_(0.5))
+
+
 class PredictsOne(Affine):
     def predict(self, x: Tensor) -> Tensor:
         return super().predict(x)[:1]
@@ -183,6 +195,11 @@ class PredictsOne(Affine):
 class SelectsAList(Affine):
     def select(self) -> State:
         return list(super().select().values())  # type: ignore[return-value]
+
+
+class SelectsLayers(Affine):
+    def select(self) -> State:
+        return {"bn1": self.model.bn1}  # type: ignore[dict-item]
 
 
 class Counts(Affine):
@@ -225,6 +242,8 @@ def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
         (DrawsFromTheProcess, rf"DrawsFromTheProcess': {AGAIN}"),
         (Dropout, rf"Dropout': {AGAIN}"),
         (PredictsInTrainMode, r"PredictsInTrainMode': predict changed bn1\.running_mean and 3 more; it must leave all"),
+        (SwitchesDropout, r"SwitchesDropout': predict changed the mode of a layer; it must leave all as it is"),
+        (PredictsInPlace, r"PredictsInPlace': predict changed its batch; it must leave all as it is"),
         (PredictsOne, r"PredictsOne': predict returned float32 \[1, 3\], expected floating-point logits \[4, 3\]"),
     ],
 )
@@ -273,9 +292,11 @@ def test_what_is_kept_has_a_name_of_its_own(tiny) -> None:
         adapter.keep([torch.zeros(1)])  # type: ignore[arg-type]
 
 
-def test_what_is_selected_has_names(tiny) -> None:
-    with pytest.raises(ConfigError, match=HERE + r"SelectsAList': select\(\) returned list; return a dict"):
-        SelectsAList(tiny(), NoOptions())
+@pytest.mark.parametrize(("kind", "found"), [(SelectsAList, "list"), (SelectsLayers, "dict")])
+def test_what_is_selected_is_tensors_with_names(kind: type[Adapter], found: str, tiny) -> None:
+    words = rf"{kind.__name__}': select\(\) returned {found}; return a dict of the model's tensors by name"
+    with pytest.raises(ConfigError, match=HERE + words):
+        kind(tiny(), NoOptions())
 
 
 def test_what_cannot_be_mixed_does_not_travel(tiny) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import SETS, Benchmark
@@ -228,6 +229,25 @@ def test_the_training_part_of_cifar10_and_natural_images_from_arrays(cifar: Path
     client = max(natural, key=lambda c: natural[c].sum())
     x, _ = made.test(client, B)
     assert (x[torch.from_numpy(natural[client])] == 7 / 255).all()
+
+
+def test_images_from_folders_are_brought_to_one_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for part, samples, size in (("own", 20, 20), ("elsewhere", 6, 24)):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(samples):
+                pixels = rng.integers(0, 256, (size, size, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / part / name / f"{i}.png")
+    flat = {
+        "task": "tgfl", "num-clients": 2, "corruptions": "contrast", "tgfl.dirichlet": 10.0, "image-size": 40,
+        "dataset": "folder", "data-dir": str(tmp_path / "own"),
+        "tgfl.natural-dataset": "folder", "tgfl.natural-dir": str(tmp_path / "elsewhere"),
+    }  # fmt: skip
+    made = open_benchmark(RunConfig.from_flat(flat))
+    made.check()
+    x, _ = made.test("client-00", B)
+    assert x.shape[1:] == (3, 40, 40)
 
 
 def test_every_version_is_read_by_the_check() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data import datasets
+from fedtta_flwr.data.build import check_data
 from fedtta_flwr.data.corruptions import corrupt
 from fedtta_flwr.data.datasets import DATASETS, Corruptible, open_test_set
 from fedtta_flwr.data.zenodo import MANIFEST
@@ -182,6 +184,14 @@ def test_a_rebuilt_set_says_which_severities_it_has(zenodo: Path) -> None:
         test_set.images("fog", 4)
     (zenodo / MANIFEST).write_text("{")
     refused(MANIFEST, "JSON", name="cifar10-c", folder=zenodo)
+
+
+def test_every_severity_that_a_run_will_read_is_looked_for_before_it(zenodo: Path) -> None:
+    (zenodo / MANIFEST).write_text(json.dumps({"corruptions": {"fog": [2, 5]}}))
+    flat = {"dataset": "cifar10-c", "data-dir": str(zenodo), "corruptions": "fog"}
+    check_data(RunConfig.from_flat(flat))
+    with pytest.raises(DataError, match="fog was not rebuilt at severity 1"):
+        check_data(RunConfig.from_flat(flat | {"severity-schedule": "gradual"}))
 
 
 # ------------------------------------------------------------------------------------------------- clean CIFAR sets

@@ -80,6 +80,21 @@ def test_rows_in_memory_outlast_a_file_that_is_removed_and_wait_for_a_call_witho
     assert path.read_bytes() == b"file,class\nb,2\n"
 
 
+def test_a_file_that_was_emptied_or_put_back_from_a_copy_holds_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    table = GrowingCsv(path, HEADER, key=("file",))
+    table.append([("a", "1")])
+    copy = path.read_bytes()
+    table.append([("b", "2")])
+    assert table.keys() == {("a",), ("b",)}
+    path.write_bytes(copy)
+    assert table.keys() == {("a",)}
+    path.write_bytes(b"")
+    assert table.keys() == set()
+    table.append([("c", "3")])
+    assert path.read_bytes() == b"file,class\nc,3\n"
+
+
 def test_a_disk_that_is_found_full_after_the_write_gets_no_row_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ def test_json_of_another_form(copy: Path, text: str) -> None:
         ("timeline.npz", {"clients": np.array([None])}, "Object arrays cannot be loaded"),
         ("timeline.npz", {"rounds": np.int64(4)}, "unsized"),
         ("collaboration.npz", {"weights": np.zeros((4, 4))}, r"weights is \[4, 4\], not \[4, 4, 4\]"),
-        ("collaboration.npz", {"weights": np.full((4, 4, 4), np.nan)}, "not finite"),
+        ("collaboration.npz", {"weights": np.pad([[[np.nan]]], (0, 3))}, "not finite"),
     ],
 )
 def test_arrays_of_another_form_are_left_out(copy: Path, name: str, changed: dict[str, Any], words: str) -> None:
@@ -147,6 +147,12 @@ def test_arrays_of_another_form_are_left_out(copy: Path, name: str, changed: dic
     assert fault.startswith(f"{name} cannot be read: ")
     assert words.replace("\\", "") in fault
     assert words.replace("\\", "") in (copy / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "timeline.npz", "collaboration.npz"])
+def test_a_file_that_is_absent_is_named(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    assert read_run(copy).faults == [f"{name} is absent"]
 
 
 def test_an_archive_without_an_array(copy: Path) -> None:

@@ -80,5 +80,5 @@ def test_html_is_escaped() -> None:
 
 def test_a_latex_row_does_not_begin_with_an_option() -> None:
     r"""What follows `\\\\` in square brackets is a length, and a star belongs to it."""
-    table = Table("t", "", ["a"], [["[1em]"], ["*"], ["one\n\ntwo"]])
-    assert table.latex().split("\n")[6:9] == [r"{}[1em] \\", r"{}* \\", r"one two \\"]
+    table = Table("t", "", ["a", "b"], [["[1em]", "1"], ["*", "2"], ["one\n\ntwo", "[3]"]])
+    assert table.latex().split("\n")[6:9] == [r"{}[1em] & 1 \\", r"{}* & 2 \\", r"one two & [3] \\"]

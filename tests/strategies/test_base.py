@@ -12,6 +12,7 @@ import torch
 from flwr.app import Message
 
 from fedtta_flwr.config import RunConfig
+from fedtta_flwr.errors import FederationError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
@@ -79,6 +80,20 @@ def test_what_a_row_is_off_by_does_not_grow(run_local: Callable[..., Any], monke
     run = run_local(strategy=f"{Inexact.__module__}:Inexact", rounds=1)
     with np.load(run.path / "collaboration.npz") as file:
         np.testing.assert_allclose(file["weights"].sum(axis=2), 1, rtol=0, atol=1e-6)
+
+
+class Hasty(FedAvg):
+    """One that changes what is about to be mixed."""
+
+    def collaboration_matrix(self, updates: Updates) -> torch.Tensor:
+        updates.state["w"].sub_(updates.state["w"].mean(dim=0))
+        return super().collaboration_matrix(updates)
+
+
+def test_a_matrix_is_made_without_a_change_of_what_is_mixed(tiny_config: Config) -> None:
+    updates = Updates(1, ("a", "b"), stacked(2, 1.0), None, torch.ones(2))
+    with pytest.raises(FederationError, match="in place"):
+        Hasty(tiny_config()).personalize(updates)
 
 
 class Gossip(FedAvg):

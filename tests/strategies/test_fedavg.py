@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedtta_flwr.strategies.fedavg import FedAvg, fedavg_weights
@@ -10,6 +10,7 @@ from fedtta_flwr.strategies.updates import Update, check_row_stochastic, mix, st
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
+@example([0, 0])
 def test_every_row_holds_the_shares_of_the_samples(examples: list[int]) -> None:
     weights = fedavg_weights(torch.tensor(examples, dtype=torch.float64))
     total = sum(examples)

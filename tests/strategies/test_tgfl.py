@@ -306,12 +306,13 @@ def outage(
 
 
 def test_without_measurements_nobody_predicts_by_them(
-    apps: tuple[Any, Any], heads: dict[str, Any], tmp_path: Path
+    apps: tuple[Any, Any], heads: dict[str, Any], tmp_path: Path, warned: list[str]
 ) -> None:
     with pytest.raises(FederationError, match=r"^round 3: nobody could be measured, without which head = 'btfl'"):
         outage(apps, heads, tmp_path / "btfl", 3, head="btfl")
     lines = outage(apps, heads, tmp_path / "global", 3, head="global")  # which needs none
     assert [line["clients"] for line in lines] == [4, 4, 0, 4, 4, 4, 4, 4]
+    assert not any("is lost" in line for line in warned)  # no test set is
 
 
 def test_a_test_set_that_nobody_predicted_is_named(
