@@ -20,7 +20,7 @@ from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import FederationError
-from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
+from fedtta_flwr.records import INFO, STATE, VISIT, distinct, to_stacked_arrays, unstack
 from fedtta_flwr.registry import ships
 from fedtta_flwr.seeding import seeded
 from fedtta_flwr.strategies.checkpoint import Checkpoints
@@ -407,6 +407,9 @@ class PersonalizedStrategy(Strategy):
         self._round.missing |= self.roster.absent(self.config.client_names())
         for node, clients in self.roster.nodes().items():
             known = [client for client in clients if client in self.personal]
+            states, places = distinct([self.personal[client] for client in known])
+            # As if each were a device of its own: what clients of a node share travels once.
+            self._round.bytes_down += sum(t.nbytes for client in known for t in self.personal[client].values())
             info = {
                 "run": self.run,
                 "round": self._round.number,
@@ -417,6 +420,7 @@ class PersonalizedStrategy(Strategy):
                 "resuming": sorted(self._resuming.intersection(clients)),
                 "clients": clients,
                 "personal": known,
+                "places": places,
                 "descriptor": self.descriptor,
                 "finetune": self.finetune,
                 "nonce": unguessable(),
@@ -424,7 +428,7 @@ class PersonalizedStrategy(Strategy):
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
             if known:
-                content[STATE] = to_stacked_arrays([self.personal[client] for client in known])
+                content[STATE] = to_stacked_arrays(states)
             messages.append(
                 Message(
                     content,
@@ -444,7 +448,6 @@ class PersonalizedStrategy(Strategy):
         return max(self._resume, self.checkpoints.last_due(self._round.number - self._round.closing))
 
     def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        self._round.bytes_down = sum(payload_bytes(message) for message in messages)
         began = time.perf_counter()
         # Who comes back while others are waited for shall take part in the next round.
         limits = self._limits(self._expected_now())
