@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.descriptors import form_of
-from fedtta_flwr.errors import FederationError
+from fedtta_flwr.errors import FederationError, few
 from fedtta_flwr.records import INFO, STATE, VISIT, distinct, to_stacked_arrays, unstack
 from fedtta_flwr.registry import ships
 from fedtta_flwr.seeding import seeded
@@ -477,14 +477,15 @@ class PersonalizedStrategy(Strategy):
         round_.missing |= rejected
         exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
-        for client, reason in sorted(round_.missing.items()):
-            if reason != NEVER_HERE:  # who that is has been said at the beginning
-                log(logging.WARNING, "%s goes on without %s: %s", exchange, client, reason)
-        for client in round_.forgot if round_.number > 1 else ():
-            if client in self.personal:
-                log(logging.WARNING, "%s: %s goes on without the state that it kept at home", exchange, client)
-            else:
-                log(logging.INFO, "%s: %s takes part from now on", exchange, client)
+        for reason in sorted(set(round_.missing.values()) - {NEVER_HERE}):  # who that is has been said at the beginning
+            without = sorted(client for client, why in round_.missing.items() if why == reason)
+            log(logging.WARNING, "%s goes on without %s: %s", exchange, few(without), reason)
+        if round_.number > 1:
+            forgot, new = ([c for c in round_.forgot if (c in self.personal) == known] for known in (True, False))
+            if forgot:
+                log(logging.WARNING, "%s: what they had kept at home is lost: %s", exchange, few(forgot))
+            if new:
+                log(logging.INFO, "%s: take part from now on: %s", exchange, few(new))
         asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)
