@@ -151,12 +151,14 @@ def _visit_all(
 ) -> RecordDict:
     clients: list[str] = list(request["clients"])  # type: ignore[arg-type]
     personal: list[str] = list(request["personal"])  # type: ignore[arg-type]
+    places: list[int] = list(request["places"])  # type: ignore[arg-type]
+    place = dict(zip(personal, places, strict=True))
     taken: list[int] = []
     undone: list[int] = []
     visited: list[Visited] = []
     for client in clients:
         steps, rolled_back = bench.steps, bench.rolled_back
-        own = unstack(state, personal.index(client)) if client in personal else None
+        own = unstack(state, place[client]) if client in place else None
         try:
             if isinstance(bench, Workbench):
                 with plugin_code(bench.config.model), plugin_code(bench.config.adapter):

@@ -8,11 +8,12 @@ reply          ``hello``      client names, slots of each, classes; fingerprints
                               methods of one's own; names hosted that are not of this run, and of it but without a
                               stream that could be opened, and why
 train.visit    ``visit``      name of the run, round, slots to go through, and where those of a client without memory
-                              begin; client names, and who of them has a personal state in this message; descriptor
+                              begin; client names, and who of them has which personal state in this message; descriptor
                               wanted and its options, terms of the clients' loss, whether to finetune a mixture to the
                               last batch; the rounds of the last checkpoint, for which to keep states, and of the one to
                               take them from
-               ``state``      personal states of these clients, [C, *shape]; absent before the first mixture
+               ``state``      personal states of these clients, [S, *shape], one that several have once (``visit`` says
+                              whose is where); absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
                               slot; domain and round of the ones scored late; start and end, peak memory; steps taken
                               and undone, the largest share of one class in the mean prediction (-1: not known); who
@@ -118,6 +119,14 @@ def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
 def to_stacked_arrays(states: Sequence[Mapping[str, Tensor]]) -> ArrayRecord:
     """Return a record of C equal states with a leading client axis; nothing is stacked in memory beside it."""
     return _packed({name: [state[name] for state in states] for name in states[0]}, (len(states),))
+
+
+def distinct(states: Sequence[Mapping[str, Tensor]]) -> tuple[list[Mapping[str, Tensor]], list[int]]:
+    """Return the states without those that are in the same memory as another, and at which place each is there."""
+    memory = [tuple(t.data_ptr() for t in state.values()) for state in states]
+    apart = dict(zip(memory, states, strict=True))
+    place = {where: i for i, where in enumerate(apart)}
+    return list(apart.values()), [place[where] for where in memory]
 
 
 def unstack(state: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def personal_states(run: Any) -> dict[tuple[int, str], dict[str, bytes]]:
         if message.metadata.message_type != "train.visit":
             continue
         info, state = message.content.config_records[INFO], arrays_of(message.content, STATE)
-        for i, name in enumerate(info["personal"]):
+        for i, name in zip(info["places"], info["personal"], strict=True):
             found[info["round"], name] = {key: t[i].numpy().tobytes() for key, t in state.items()}
     return found
 
@@ -187,6 +187,16 @@ def test_with_equal_weights_fedctta_is_fedavg(run_local: Run, monkeypatch: pytes
     assert all(states[2, name] == states[2, CLIENTS[0]] for name in CLIENTS)
 
 
+def test_what_all_clients_of_a_node_share_is_sent_to_it_once(base: Any, run_local: Run) -> None:
+    average = run_local(strategy="fedavg")
+    for message in visits(average.sent):
+        info, state = message.content.config_records[INFO], arrays_of(message.content, STATE)
+        assert info["places"] == [0] * len(info["personal"])
+        assert all(len(t) == 1 for t in state.values())
+    # A client's bytes are those of its state, whoever else is there.
+    assert average.summary["bytes"]["down"] == base.summary["bytes"]["down"]
+
+
 def train_mode_moments(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits with batch statistics, and these statistics, from torch's own train mode with momentum 1."""
     model = deepcopy(model).train()
@@ -284,10 +294,11 @@ def test_exactly_the_documented_things_reach_a_client(base: Any) -> None:
         assert set(message.content.keys()) == ({INFO} if info["round"] == 1 else {INFO, STATE})
         assert set(info.keys()) == {
             "run", "round", "slots", "begin", "clients", "personal", "finetune", "checkpoint", "resume", "resuming",
-            "nonce", "descriptor", "descriptor.samples", "descriptor.redraw", "descriptor.lagged",
+            "nonce", "places", "descriptor", "descriptor.samples", "descriptor.redraw", "descriptor.lagged",
         }  # fmt: skip
         assert info["slots"] == (0 if info["round"] == 5 else 1)
         assert info["personal"] == ([] if info["round"] == 1 else info["clients"])
+        assert info["places"] == list(range(len(info["personal"])))
 
 
 @pytest.mark.parametrize("strategy", ["local", "fedavg"])
@@ -403,7 +414,8 @@ class Node:
 
     def visit(self, clients: list[str], state: dict[str, Tensor] | None = None, **changed: Any) -> Message:
         info: dict[str, Any] = {"run": "1", "round": 1, "slots": 1, "begin": 0, "checkpoint": 0, "resume": 0}
-        info |= {"clients": clients, "resuming": [], "personal": clients if state else []}
+        known = clients if state else []
+        info |= {"clients": clients, "resuming": [], "personal": known, "places": list(range(len(known)))}
         info |= {"descriptor": "", "finetune": False}
         content = RecordDict({INFO: ConfigRecord(info | changed)})
         if state:
@@ -536,7 +548,7 @@ class FaultyGrid(LocalGrid):
         messages = list(messages)
         for message in visits(messages):
             info, state = message.content.config_records[INFO], arrays_of(message.content, STATE)
-            for i, name in enumerate(info["personal"]):
+            for i, name in zip(info["places"], info["personal"], strict=True):
                 self.received[info["round"], name] = {key: t[i].numpy().tobytes() for key, t in state.items()}
         return super().push_messages(messages)
 

@@ -17,6 +17,7 @@ from fedtta_flwr.records import (
     PACKED,
     arrays_of,
     code_fingerprint,
+    distinct,
     error_of,
     error_reply,
     from_arrays,
@@ -92,6 +93,18 @@ def test_a_record_of_stacked_states_is_that_of_their_stack() -> None:
     assert list(from_arrays(record)) == ["b", "a"]
     assert record == expected
     assert list(to_stacked_arrays([{}, {}])) == []
+
+
+def test_what_several_share_is_kept_once() -> None:
+    one, other = ({"b": torch.zeros(2), "a": torch.tensor(float(i))} for i in range(2))
+    views = [unstack({name: t.expand(3, *t.shape) for name, t in one.items()}, i) for i in range(3)]
+    equal = {name: t.clone() for name, t in one.items()}
+    partly = one | {"a": other["a"]}
+    states, places = distinct([*views, other, equal, one, partly, other])
+    assert places == [0, 0, 0, 1, 2, 0, 3, 1]
+    assert [state["a"].data_ptr() for state in states] == [s["a"].data_ptr() for s in (one, other, equal, other)]
+    assert distinct([]) == ([], [])
+    assert distinct([{}, {}]) == ([{}], [0, 0])  # of an adapter of which nothing travels
 
 
 def test_flower_sends_one_array_whatever_the_number_of_tensors() -> None:

@@ -77,7 +77,8 @@ def again(demonstration: tuple[dict[str, Any], Path, LocalRun]) -> Callable[...,
         info = message.content.config_records.get(INFO)
         if info is not None and info["round"] == FIRST:
             state = arrays_of(message.content, STATE)
-            received |= {client: unstack(state, i) for i, client in enumerate(info["personal"])}
+            known = zip(info["personal"], info["places"], strict=True)
+            received |= {client: unstack(state, i) for client, i in known}
             name = str(info["run"])
     data = HeadBench(RunConfig.from_flat(flat)).data  # corrupted images are made once
 

@@ -2,6 +2,7 @@
 
 from logging import WARNING
 from pathlib import Path
+from zlib import compress
 
 import numpy as np
 from flwr.common.logger import log
@@ -13,6 +14,7 @@ from fedtta_flwr.files import write_atomically
 from fedtta_flwr.reports.mistrust import collaboration_fault, read_arrays
 
 FILE = "collaboration.npz"
+WORTH = 0.5  # of a matrix that compression leaves at most where it is worth its time
 BUDGET = 256 * 2**20  # bytes of all that are kept
 
 
@@ -59,9 +61,10 @@ class Matrices:
         shape = (len(self._kept), len(self._clients), len(self._clients))
         weights = np.array(list(self._kept.values()), dtype=np.float32).reshape(shape)
         rounds, clients = np.array(list(self._kept), dtype=np.int64), np.array(self._clients)
-        write_atomically(
-            folder / FILE, lambda file: np.savez_compressed(file, weights=weights, rounds=rounds, clients=clients)
-        )
+        # Zeros and equal rows are soon next to nothing; weights of which no two are alike take seconds, and stay large.
+        latest = weights[-1:].tobytes()
+        save = np.savez_compressed if len(compress(latest, 1)) <= WORTH * len(latest) else np.savez
+        write_atomically(folder / FILE, lambda file: save(file, weights=weights, rounds=rounds, clients=clients))
 
     def restore(self, folder: Path, last: int, every: int) -> None:
         """Go on from a file as it was after the round `last`.

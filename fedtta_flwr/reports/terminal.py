@@ -99,8 +99,7 @@ class Terminal:
             f"{summary['bytes']['up']:,.0f} bytes up, {summary['bytes']['down']:,.0f} down{_memory(summary['memory'])}"
         )
         if summary["screened"]:
-            left_out = ", ".join(f"{client} ({rounds})" for client, rounds in summary["screened"].items())
-            self._say(f"left out of rounds (how many): {left_out}; rounds.jsonl says why")
+            self._say(f"left out of rounds (how many): {_whose(summary['screened'])}; rounds.jsonl says why")
         if summary["rolled_back"]:
             number = f"{summary['rolled_back']} of {summary['steps']}"
             self._say(f"{number} steps were undone, their result was not finite: {_whose(summary['undone'])}")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.descriptors import form_of
-from fedtta_flwr.errors import FederationError
-from fedtta_flwr.records import INFO, STATE, VISIT, payload_bytes, to_stacked_arrays, unstack
+from fedtta_flwr.errors import FederationError, few
+from fedtta_flwr.records import INFO, STATE, VISIT, distinct, to_stacked_arrays, unstack
 from fedtta_flwr.registry import ships
 from fedtta_flwr.seeding import seeded
 from fedtta_flwr.strategies.checkpoint import Checkpoints
@@ -407,6 +407,9 @@ class PersonalizedStrategy(Strategy):
         self._round.missing |= self.roster.absent(self.config.client_names())
         for node, clients in self.roster.nodes().items():
             known = [client for client in clients if client in self.personal]
+            states, places = distinct([self.personal[client] for client in known])
+            # As if each were a device of its own: what clients of a node share travels once.
+            self._round.bytes_down += sum(t.nbytes for client in known for t in self.personal[client].values())
             info = {
                 "run": self.run,
                 "round": self._round.number,
@@ -417,6 +420,7 @@ class PersonalizedStrategy(Strategy):
                 "resuming": sorted(self._resuming.intersection(clients)),
                 "clients": clients,
                 "personal": known,
+                "places": places,
                 "descriptor": self.descriptor,
                 "finetune": self.finetune,
                 "nonce": unguessable(),
@@ -424,7 +428,7 @@ class PersonalizedStrategy(Strategy):
             }
             content = RecordDict({INFO: ConfigRecord(info)})  # type: ignore[arg-type]
             if known:
-                content[STATE] = to_stacked_arrays([self.personal[client] for client in known])
+                content[STATE] = to_stacked_arrays(states)
             messages.append(
                 Message(
                     content,
@@ -444,7 +448,6 @@ class PersonalizedStrategy(Strategy):
         return max(self._resume, self.checkpoints.last_due(self._round.number - self._round.closing))
 
     def _exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        self._round.bytes_down = sum(payload_bytes(message) for message in messages)
         began = time.perf_counter()
         # Who comes back while others are waited for shall take part in the next round.
         limits = self._limits(self._expected_now())
@@ -474,14 +477,15 @@ class PersonalizedStrategy(Strategy):
         round_.missing |= rejected
         exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
         self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
-        for client, reason in sorted(round_.missing.items()):
-            if reason != NEVER_HERE:  # who that is has been said at the beginning
-                log(logging.WARNING, "%s goes on without %s: %s", exchange, client, reason)
-        for client in round_.forgot if round_.number > 1 else ():
-            if client in self.personal:
-                log(logging.WARNING, "%s: %s goes on without the state that it kept at home", exchange, client)
-            else:
-                log(logging.INFO, "%s: %s takes part from now on", exchange, client)
+        for reason in sorted(set(round_.missing.values()) - {NEVER_HERE}):  # who that is has been said at the beginning
+            without = sorted(client for client, why in round_.missing.items() if why == reason)
+            log(logging.WARNING, "%s goes on without %s: %s", exchange, few(without), reason)
+        if round_.number > 1:
+            forgot, new = ([c for c in round_.forgot if (c in self.personal) == known] for known in (True, False))
+            if forgot:
+                log(logging.WARNING, "%s: what they had kept at home is lost: %s", exchange, few(forgot))
+            if new:
+                log(logging.INFO, "%s: take part from now on: %s", exchange, few(new))
         asked = {client for clients in self._asked_by.values() for client in clients}
         if asked and asked <= round_.missing.keys():
             first = min(asked)

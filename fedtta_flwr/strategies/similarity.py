@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 8192  # columns of [N, P] that are turned into float64 at once
+ROWS = 128  # of G that are made at once, from the diagonal on: what is left of it is known from the rows above
 
 
 def distances(x: Tensor) -> Tensor:
@@ -77,7 +78,10 @@ def gram(state: Mapping[str, Tensor], source: Mapping[str, Tensor], clients: int
         for start in range(0, len(origin), BLOCK):
             block = slice(start, start + BLOCK)
             delta = rows[:, block].to(torch.float64) - origin[block]
-            total.addmm_(delta, delta.T)
+            for row in range(0, clients, ROWS):
+                total[row : row + ROWS, row:].addmm_(delta[row : row + ROWS], delta[row:].T)
+    for row in range(ROWS, clients, ROWS):
+        total[row:, row - ROWS : row] = total[row - ROWS : row, row:].T
     return total
 
 

@@ -7,6 +7,7 @@ are not mapped: weights of the features themselves are what the clients' states 
 """
 
 import math
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.options import FedTSAOptions
 from fedtta_flwr.strategies.ts_masks import spatial_mask, temporal_mask
 from fedtta_flwr.strategies.updates import State
+
+CELLS = 2**18  # of attention over clients that are made at once, or those of one slot: more would not fit into a cache
 
 
 class Attention(NamedTuple):
@@ -90,32 +93,40 @@ def loss_and_attention(
     Every projection is one of X, a constant: rows of attention sum to 1, hence (A X) W + b = A (X W + b). This takes
     half of the products that projecting both (A X) and (A' X) would, and none for their gradients.
     """
-    slots = x.shape[1]
+    n, slots, _ = x.shape
     weight = 0.0 if options.variant == "wo-aug" else options.augmentation_weight
     scores = _scores(*_projections(block, "temporal", x)) if "temporal.query" in block else _only_itself(x)
     temporal = attend(scores)
     over_time = temporal
     if weight:  # the masked slots follow the T others in one tensor, so that one product serves both
         seen = temporal_mask(options.masks, temporal.detach(), generator)
-        over_time = torch.cat([temporal, attend(scores, seen)], dim=1)
+        over_time = torch.cat([temporal, attend(scores, _hiding(seen))], dim=1)
     # [T, N, D], or [2T, N, D]
-    attended, queries, keys = ((over_time @ t).transpose(0, 1) for t in (x, *_projections(block, "spatial", x)))
-    scores = _scores(queries, keys)
-    keep = torch.ones_like(scores, dtype=torch.bool)
+    over_clients = ((over_time @ t).transpose(0, 1) for t in (x, *_projections(block, "spatial", x)))
+    at_once = max(1, CELLS // n**2)  # slots
+    sizes = [min(at_once, slots - first) for first in range(0, slots, at_once)]
+    parts = zip(*(torch.split(t, sizes * (2 if weight else 1)) for t in over_clients), strict=True)
+    restored = []
+    for attended, queries, keys in islice(parts, len(sizes)):
+        spatial = attend(_scores(queries, keys))
+        restored.append(spatial @ attended)
+    plain, last = torch.cat(restored), spatial[-1].detach()
+    loss = F.mse_loss(plain, x.transpose(0, 1))
     if weight:
-        last = slots - 1
-        keep[slots:] = spatial_mask(options.masks, attend(scores[last].detach()), attended[last].detach(), generator)
-    spatial = attend(scores, keep)
-    restored = spatial @ attended
-    loss = F.mse_loss(restored[:slots], x.transpose(0, 1))
-    if weight:
-        loss = loss + weight * F.mse_loss(restored[:slots], restored[slots:])
-    return loss, Attention(temporal[:, -1].detach(), spatial[slots - 1].detach())
+        hiding = _hiding(spatial_mask(options.masks, last, attended[-1].detach(), generator))
+        masked = [attend(_scores(queries, keys), hiding) @ attended for attended, queries, keys in parts]
+        loss = loss + weight * F.mse_loss(plain, torch.cat(masked))
+    return loss, Attention(temporal[:, -1].detach(), last)
 
 
-def attend(scores: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Return the softmax of scores [..., M] over the cells to be kept (bool, of the same shape); all by default."""
-    return (scores if keep is None else scores.masked_fill(~keep, -torch.inf)).softmax(dim=-1)
+def attend(scores: Tensor, hiding: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores [..., M], to which `hiding` is added: minus infinity for cells without weight."""
+    return (scores if hiding is None else scores + hiding).softmax(dim=-1)
+
+
+def _hiding(keep: Tensor) -> Tensor:
+    """Return 0 where a cell is kept (bool), and minus infinity elsewhere."""
+    return torch.zeros(keep.shape).masked_fill_(~keep, -torch.inf)
 
 
 def _projections(block: State, kind: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ def draw(chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """
     speed = chances / torch.empty_like(chances).exponential_(generator=generator)
     drawn = torch.zeros_like(chances, dtype=torch.bool)
-    return drawn.scatter_(-1, speed.topk(count).indices, True) & (chances > 0)
+    return drawn.scatter_(-1, speed.topk(count, sorted=False).indices, True) & (chances > 0)
 
 
 def _bernoulli(attention: Tensor, generator: torch.Generator) -> Tensor:

@@ -177,11 +177,13 @@ def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool =
 
     It needs no more than `BLOCK` columns beside them, and is the faster for it. `state` is empty afterwards: who still
     asked for a client's own state would get a mixture. Where all rows of W are the same, clients have one mixture, as
-    views.
+    views; where W is the identity, nothing is done.
     """
     mixed = dict(state)
     state.clear()
     clients = len(weights)
+    if torch.equal(weights, torch.eye(clients, dtype=weights.dtype)):
+        return mixed
     if (weights == weights[:1]).all():
         weights = weights[:1]
     weights_as = {dtype: weights.to(dtype) for dtype in {t.dtype for t in mixed.values()}}

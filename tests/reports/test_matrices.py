@@ -78,3 +78,15 @@ def test_one_that_is_larger_than_all_may_be_is_kept(tmp_path: Path, monkeypatch:
     kept = Matrices(NAMES)
     add(kept, range(1, 10))
     assert rounds_of(kept, tmp_path) == [1, 9]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_matrices_are_compressed_where_that_saves_much(alike: bool, tmp_path: Path) -> None:
+    names = tuple(f"client-{i:02d}" for i in range(40))
+    kept, weights = Matrices(names), torch.rand((2, 40, 40), generator=torch.Generator().manual_seed(0))
+    for number, w in enumerate(weights, 1):
+        kept.add(number, names, w[:1].expand(40, 40) if alike else w)
+    kept.write(tmp_path)
+    assert ((tmp_path / FILE).stat().st_size < weights.nbytes / 2) == alike
+    with np.load(tmp_path / FILE) as file:
+        assert np.array_equal(file["weights"], weights[:, :1].expand(2, 40, 40) if alike else weights)

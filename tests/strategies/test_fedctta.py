@@ -331,8 +331,8 @@ def received(run: Any) -> dict[tuple[int, str], dict[str, Tensor]]:
     found = {}
     for message in run.sent:
         info, state = message.content.config_records.get(INFO), arrays_of(message.content, STATE)
-        names = info["personal"] if info is not None else []
-        found |= {(info["round"], name): unstack(state, i) for i, name in enumerate(names)}
+        known = zip(info["personal"], info["places"], strict=True) if info is not None else ()
+        found |= {(info["round"], name): unstack(state, i) for name, i in known}
     return found
 
 

@@ -379,7 +379,7 @@ def test_what_is_sent_back_is_the_mixture(runs) -> None:
     checked = 0
     for message in run.sent:
         info = message.content.config_records.get(INFO, {})
-        for i, client in enumerate(info.get("personal", [])):
+        for i, client in zip(info.get("places", []), info.get("personal", []), strict=True):
             row = weights[info["round"] - 2, int(client[-1])]
             for name, t in arrays_of(message.content, STATE).items():
                 parts = [w * sent[info["round"] - 1, f"client-{j:02d}"][name].double() for j, w in enumerate(row)]

@@ -88,7 +88,7 @@ def test_a_client_leaves_and_returns_as_another_node(run: Any, tmp_path: Path) -
 
 def test_without_a_disk_it_goes_on_where_the_others_are(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     lines, _, _ = run({2: "1"}, adapter="tent")
-    assert "round 3: client-01 goes on without the state that it kept at home" in caplog.text
+    assert "round 3: what they had kept at home is lost: client-01" in caplog.text
     assert [line["clients"] for line in lines] == [4, 3, 4, 4]
     assert lines[2]["forgot"] == ["client-01"]
     assert [line["samples"] for line in lines] == [20, 15, 20, 20]
@@ -97,7 +97,7 @@ def test_without_a_disk_it_goes_on_where_the_others_are(run: Any, caplog: pytest
 def test_a_client_may_join_late_where_a_quorum_allows_it(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "flwr")
     lines, _, _ = run({0: "3"}, quorum=3)
-    assert "round 2: client-03 takes part from now on" in caplog.text
+    assert "round 2: take part from now on: client-03" in caplog.text
     assert "kept at home" not in caplog.text
     assert [line["clients"] for line in lines] == [3, 4, 4, 4]
     assert lines[1]["forgot"] == ["client-03"]
@@ -164,3 +164,19 @@ def test_at_the_end_nobody_is_waited_for_of_whom_nothing_is_wanted(run: Any, mon
     monkeypatch.setattr("fedtta_flwr.strategies.base.LONGEST_OUTAGE", 0.2)
     lines, _, _ = run({5: "0123"}, scores="tta", **{"round-timeout": 0.2})
     assert [line["clients"] for line in lines] == [4, 4, 4, 4]
+
+
+def test_a_node_of_many_clients_that_fails_is_one_line(
+    apps: tuple[Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def app(message: Message, context: Context) -> Message:
+        info = message.content.config_records.get("visit", {})
+        if context.node_config["partition-id"] == 1 and info.get("round") == 2:
+            raise OSError("no camera")
+        return apps[1](message, context)
+
+    flat = RunConfig.from_flat(TINY | {"output-dir": str(tmp_path / "run"), "num-clients": 10}).to_flat()
+    with federation(flat) as strategy:
+        strategy.start(LocalGrid(app, flat, 2))  # type: ignore[arg-type]
+    said = [record.getMessage() for record in caplog.records if "without" in record.getMessage()]
+    assert said == ["round 2 goes on without client-01, client-03, client-05 and 2 more: OSError: no camera (code 2)"]

@@ -116,8 +116,9 @@ def test_distances_and_cosines_are_those_of_the_definitions(n: int, seed: int, s
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     state, source = draw(5, 0)
     whole = gram(state, source, 5)
-    for block in (1, 2, 5):
-        monkeypatch.setattr(similarity, "BLOCK", block)
+    for columns, rows in ((1, 9), (2, 1), (5, 2), (9, 3)):
+        monkeypatch.setattr(similarity, "BLOCK", columns)
+        monkeypatch.setattr(similarity, "ROWS", rows)
         torch.testing.assert_close(gram(state, source, 5), whole, rtol=1e-13, atol=1e-13)
 
 

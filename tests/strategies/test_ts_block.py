@@ -139,9 +139,11 @@ def test_attention_and_loss_are_those_of_the_equations(n: int, t: int, d: int, s
 @pytest.mark.parametrize("masks", ["sampling", "bernoulli"])
 @pytest.mark.parametrize("over_time", [True, False])
 @pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 2), (1, 4, 3), (5, 1, 3), (6, 4, 5)])
+@pytest.mark.parametrize("at_once", [1, 3, 9])
 def test_masked_cells_have_no_weight_in_the_second_term(
-    monkeypatch, masks: Any, over_time: bool, n: int, t: int, d: int
+    monkeypatch, masks: Any, over_time: bool, n: int, t: int, d: int, at_once: int
 ) -> None:
+    monkeypatch.setattr(ts_block, "CELLS", at_once * n**2)
     recorded = Recorded(monkeypatch)
     x, block = features(n, t, d), random_block(d, 1, over_time)
     options = FedTSAOptions(masks=masks, augmentation_weight=0.7)

@@ -175,6 +175,7 @@ def test_the_identity_gives_everybody_his_own_bit_for_bit(dtype: torch.dtype, we
     mixed = mix(torch.eye(7, dtype=weights_dtype), {"t": theta})["t"]
     assert mixed.dtype == dtype
     assert torch.equal(mixed, theta)
+    assert mix_(torch.eye(7, dtype=weights_dtype), {"t": theta})["t"] is theta  # no product at all
 
 
 def test_equal_tensors_are_their_own_mixture() -> None:
