@@ -11,7 +11,7 @@ from pathlib import Path
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
-from fedtta_flwr.processes import SIGNALS
+from fedtta_flwr.processes import is_of_a_signal
 from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, frames_of, resolve
 
 #: keys of the run config that take ``package.module:Class`` -> names in them that are the project's own
@@ -89,7 +89,7 @@ def plugin_code(name: str, where: Callable[[], str] = str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         own = frames_of(name, error) if is_own(name) else []
-        if isinstance(error, SystemExit) and (not own or error.code in SIGNALS):
+        if isinstance(error, SystemExit) and (not own or is_of_a_signal(error)):
             raise  # it is not the plugin that ends the process
         if not own:
             method = name.partition(":")[2] + "."

@@ -14,8 +14,11 @@ from pathlib import Path
 from fedtta_flwr.errors import FedTTAError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-#: what a process that a signal ends exits with, wherever it is
-SIGNALS = {128 + number for number in signal.valid_signals()}
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Return whether a process ends because it was told to (`as_command`), whoever's code it was in."""
+    return isinstance(error, SystemExit) and error.code in {128 + number for number in signal.valid_signals()}
 
 
 def as_command(work: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
-from fedtta_flwr.processes import SIGNALS
+from fedtta_flwr.processes import is_of_a_signal
 
 #: name -> (module:class, one line of explanation)
 STRATEGIES: dict[str, tuple[str, str]] = {
@@ -300,7 +300,8 @@ def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) ->
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a package of the user's own may raise anything, and end by itself
-        _pass_signals(error)
+        if is_of_a_signal(error):
+            raise
         absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         remedy = "; install it (pip install -e its folder), or put it on PYTHONPATH" if absent else ""
         raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}{remedy}") from error
@@ -356,7 +357,8 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
     except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
         raise ConfigError(str(error) if name in str(error) else f"{kind} = {name!r}: {error}") from error
     except (Exception, SystemExit) as error:
-        _pass_signals(error)
+        if is_of_a_signal(error):
+            raise
         inside = traceback.extract_tb(error.__traceback__)[1:]
         if own := frames_of(name, error):  # their line, rather than that of ours or of torch's which it called
             inside = traceback.extract_tb(own[-1], limit=1)
@@ -365,9 +367,3 @@ def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) ->
         raise ConfigError(
             f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {in_words(error)}{where}; put it right there"
         ) from error
-
-
-def _pass_signals(error: BaseException) -> None:
-    """Raise what ends this process because it was told to, whoever's code it was in."""
-    if isinstance(error, SystemExit) and error.code in SIGNALS:
-        raise error

@@ -15,7 +15,7 @@ from fedtta_flwr.phases import MEASURE, TRAIN, phase_of
 from fedtta_flwr.records import CLIENTS, STATISTICS
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.rounds import Round
-from fedtta_flwr.strategies.updates import State, Update, Updates, is_variance, means_of
+from fedtta_flwr.strategies.updates import State, Update, Updates, means_of
 
 
 class TGFL(PersonalizedStrategy):
@@ -61,10 +61,9 @@ class TGFL(PersonalizedStrategy):
         self._round.weights = self.collaboration_matrix(updates)
         # In double precision the mean of equal tensors, such as the input normalisation, is that tensor.
         means = {name: t.mean(dim=0, dtype=torch.float64) for name, t in updates.state.items()}
-        pooled = [name for name in means if is_variance(name) and means_of(name) in means]
-        for name in pooled if self.config.bn_pooling == "moments" else ():
-            own, mean = updates.state[means_of(name)], means[means_of(name)]
-            means[name] += (own.double() - mean).square().mean(dim=0)  # as in `mix`
+        for name in means if self.config.bn_pooling == "moments" else ():
+            if own := means_of(name, means):
+                means[name] += (updates.state[own].double() - means[own]).square().mean(dim=0)  # as in `mix`
         return {name: means[name].to(t.dtype).expand_as(t) for name, t in updates.state.items()}
 
     def unmixed(self, updates: Updates) -> State:

@@ -7,7 +7,6 @@ are not mapped: weights of the features themselves are what the clients' states 
 """
 
 import math
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -105,16 +104,16 @@ def loss_and_attention(
     over_clients = ((over_time @ t).transpose(0, 1) for t in (x, *_projections(block, "spatial", x)))
     at_once = max(1, CELLS // n**2)  # slots
     sizes = [min(at_once, slots - first) for first in range(0, slots, at_once)]
-    parts = zip(*(torch.split(t, sizes * (2 if weight else 1)) for t in over_clients), strict=True)
+    parts = list(zip(*(torch.split(t, sizes * (2 if weight else 1)) for t in over_clients), strict=True))
     restored = []
-    for attended, queries, keys in islice(parts, len(sizes)):
+    for attended, queries, keys in parts[: len(sizes)]:
         spatial = attend(_scores(queries, keys))
         restored.append(spatial @ attended)
     plain, last = torch.cat(restored), spatial[-1].detach()
     loss = F.mse_loss(plain, x.transpose(0, 1))
     if weight:
         hiding = _hiding(spatial_mask(options.masks, last, attended[-1].detach(), generator))
-        masked = [attend(_scores(queries, keys), hiding) @ attended for attended, queries, keys in parts]
+        masked = [attend(_scores(queries, keys), hiding) @ attended for attended, queries, keys in parts[len(sizes) :]]
         loss = loss + weight * F.mse_loss(plain, torch.cat(masked))
     return loss, Attention(temporal[:, -1].detach(), last)
 

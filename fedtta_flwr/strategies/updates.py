@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,9 +139,13 @@ def is_variance(name: str) -> bool:
     return is_statistic(name) and name.endswith("_var")
 
 
-def means_of(name: str) -> str:
-    """Return the name of the means that belong to variances of this name."""
-    return name.removesuffix("_var") + "_mean"
+def means_of(name: str, among: Container[str]) -> str | None:
+    """Return the name of the means that belong to variances of this name, if it is one of these; None without any.
+
+    Of means that do not travel the server knows no differences.
+    """
+    means = name.removesuffix("_var") + "_mean"
+    return means if is_variance(name) and means in among else None
 
 
 def flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
@@ -192,9 +196,8 @@ def mix_(weights: Tensor, state: MutableMapping[str, Tensor], *, moments: bool =
         t = mixed[name]
         w, columns = weights_as[t.dtype], t.numel() // len(t)
         values = t.view(len(t), columns)
-        # Of means that do not travel the server knows no differences.
-        pooled = moments and is_variance(name) and means_of(name) in mixed
-        means = mixed[means_of(name)].view_as(values) if pooled else None
+        own = means_of(name, mixed) if moments else None
+        means = mixed[own].view_as(values) if own else None
         if columns <= BLOCK or len(w) != len(t):
             mixed[name] = _product(w, values, means).expand(clients, columns).view(clients, *t.shape[1:])
             continue
