@@ -340,9 +340,13 @@ class RunConfig(BaseModel):
             if "_" in key or not key.isprintable() or (dot and table in flat):
                 raise ConfigError(f"{key!r}: unknown key; `fedtta list keys` prints the allowed ones")
         try:
-            return cls.model_validate(nested)
+            config = cls.model_validate(nested)
         except ValidationError as error:
             raise ConfigError(_one_line(error)) from None
+        for key, value in flat.items():
+            if isinstance(value, int) and value >= 2**63:  # nor would Flower send it
+                raise ConfigError(f"{key} = {value}: allowed: whole numbers of 64 bits, below {2**63}")
+        return config
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return the flat mapping from which `from_flat` makes an equal config."""

@@ -23,6 +23,9 @@ def is_of_a_signal(error: BaseException) -> bool:
 
 def as_command(work: Callable[[], object]) -> None:
     """Do the work of this process; what the user can put right ends in one line and status 2."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by who called (`>&-`): no file shall come to stand in its place
+            setattr(sys, stream, open(os.devnull, "w"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a table's lines are in few encodings: no reason for a run to fail
     # As Ctrl-C does, a terminated run leaves a valid directory and no process behind.

@@ -152,3 +152,16 @@ def test_what_a_terminal_cannot_show_ends_nothing():
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "? 3 %\n")
+
+
+def test_closed_outputs_end_nothing_and_no_file_takes_their_place(tmp_path):
+    code = (
+        "import os, sys\nfrom fedtta_flwr.processes import as_command\n"
+        f"file = {str(tmp_path / 'file')!r}\n"
+        "def work():\n with open(file, 'w') as out:\n  print(sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "  print(out.fileno() > 2, file=out)\n"
+        "as_command(work)"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "True\n"

@@ -426,6 +426,12 @@ def test_a_value_is_no_table() -> None:
     assert "batch-size.x" in refused({"batch-size": 10, "batch-size.x": 1})
 
 
+@pytest.mark.parametrize("key", ["eata.fisher-samples", "aggregate-every", "fedctta.temperature"])
+def test_whole_numbers_have_64_bits_as_in_flowers_messages(key: str) -> None:
+    assert refused({key: 2**63}) == f"{key} = {2**63}: allowed: whole numbers of 64 bits, below {2**63}"
+    RunConfig.from_flat({key: 2**63 - 1})
+
+
 def test_several_faults_are_counted() -> None:
     text = refused({"batch-size": 0, "severity": 9, "seed": -1})
     assert text.startswith("batch-size = 0")
