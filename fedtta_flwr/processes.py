@@ -25,7 +25,7 @@ def as_command(work: Callable[[], object]) -> None:
     """Do the work of this process; what the user can put right ends in one line and status 2."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by who called (`>&-`): no file shall come to stand in its place
-            setattr(sys, stream, open(os.devnull, "w"))
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a table's lines are in few encodings: no reason for a run to fail
     # As Ctrl-C does, a terminated run leaves a valid directory and no process behind.

@@ -160,7 +160,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
             finally:
                 tracking.close(finished=False)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                log(WARNING, "interrupted; %s holds what was found; to go on, %s", path, directory.again())
+                kept = f"; {path} holds what was found" if (path / "config.json").exists() else " before it began"
+                log(WARNING, "interrupted%s; to go on, %s", kept, directory.again())
             raise
 
 

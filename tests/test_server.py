@@ -335,6 +335,14 @@ def test_a_signal_ends_a_run_whatever_it_is_at_and_says_how_to_go_on(
     )
 
 
+def test_a_run_that_is_interrupted_before_it_began_has_kept_nothing(tmp_path, warned) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt), federation(TINY | {"output-dir": str(path)}):  # as while clients join
+        raise KeyboardInterrupt
+    assert not path.exists()
+    assert warned[-1] == "interrupted before it began; to go on, run it again"
+
+
 def test_a_run_that_has_ended_well_stays_so_while_others_are_told(apps, tmp_path, warned) -> None:
     """A tracker may still be sending when Ctrl-C comes."""
 
