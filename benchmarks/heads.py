@@ -34,7 +34,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from fedtta_flwr.heads.training import TwoHeads, fitted
     from fedtta_flwr.heads.training import statistics as statistics_of
     from fedtta_flwr.models import build
-    from fedtta_flwr.registry import make, resolve
+    from fedtta_flwr.resolve import make, resolve
     from fedtta_flwr.workbench import choose_device
 
     cpu.prepare(1)

@@ -9,7 +9,7 @@ import typer
 
 from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 app = typer.Typer(help="Data sets and streams.", no_args_is_help=True)
 

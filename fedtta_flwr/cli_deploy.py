@@ -25,7 +25,7 @@ from fedtta_flwr.deploy import (
 from fedtta_flwr.deploy import node_config as make_node_config
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 app = typer.Typer()
 

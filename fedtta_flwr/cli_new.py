@@ -18,7 +18,8 @@ import typer
 
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import ADAPTERS, PLUGIN_VARIABLE, STRATEGIES
+from fedtta_flwr.registry import ADAPTERS, STRATEGIES
+from fedtta_flwr.resolve import PLUGIN_VARIABLE
 
 app = typer.Typer(help="Packages for methods of your own.", no_args_is_help=True)
 TEMPLATES = Path(__file__).parent / "templates"

@@ -33,7 +33,7 @@ from fedtta_flwr.records import (
     to_stacked_arrays,
     unstack,
 )
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 from fedtta_flwr.usage import peak_cuda, peak_memory
 from fedtta_flwr.visited import Visited
 from fedtta_flwr.workbench import Workbench, workbench

@@ -54,7 +54,8 @@ from fedtta_flwr.options import (
     TTTOptions,
     kebab,
 )
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS, check_name, names_in
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, TRACKERS
+from fedtta_flwr.resolve import check_name, names_in
 
 SCORES = ("source", "local", "pre", "tta", "post")
 #: also the name of a folder, and of a file

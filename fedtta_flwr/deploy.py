@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from fedtta_flwr.control import pairs
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded, in_home
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000
 #: what `docker/keys.sh server DIR` makes and the server needs

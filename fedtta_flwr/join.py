@@ -15,7 +15,7 @@ from fedtta_flwr.errors import FederationError
 from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered
 from fedtta_flwr.launch import check_free, free_port
 from fedtta_flwr.processes import await_end, end_with_parent, stop
-from fedtta_flwr.registry import PLUGIN_VARIABLE
+from fedtta_flwr.resolve import PLUGIN_VARIABLE
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 STOP_SECONDS = 20.0

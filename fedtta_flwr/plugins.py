@@ -12,7 +12,8 @@ from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, FedTTAError, in_words
 from fedtta_flwr.models import MODELS, ROBUSTBENCH
 from fedtta_flwr.processes import is_of_a_signal
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES, frames_of, resolve
+from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
+from fedtta_flwr.resolve import frames_of, resolve
 
 #: keys of the run config that take ``package.module:Class`` -> names in them that are the project's own
 KEYS: dict[str, Mapping[str, str | tuple[str, ...]]] = {

@@ -1,20 +1,6 @@
-"""Names that a run config may use for strategies, adapters, heads and trackers, and how they become classes.
+"""Names that a run config may use for strategies, adapters, heads and trackers; nothing of them is imported here."""
 
-Nothing heavy is imported before a name is resolved. A class of the user's own package is named
-``my_package.my_module:MyClass``; since a run config may come from somebody else, such an import needs the
-operator's consent: the environment variable ``FEDTTA_PLUGINS`` lists the packages that may be imported.
-"""
-
-import importlib
-import os
-import traceback
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
-
-from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
-from fedtta_flwr.processes import is_of_a_signal
+from typing import NamedTuple
 
 #: name -> (module:class, one line of explanation)
 STRATEGIES: dict[str, tuple[str, str]] = {
@@ -49,7 +35,7 @@ STRATEGIES: dict[str, tuple[str, str]] = {
 }
 
 
-class Method(NamedTuple):
+class AdapterEntry(NamedTuple):
     """An adapter's class, and what is to be known of it before it is chosen.
 
     Attributes
@@ -79,8 +65,8 @@ class Method(NamedTuple):
 
 _AFFINE = "affine parameters of the normalisation layers"
 _STATISTICS = "BatchNorm statistics"
-ADAPTERS: dict[str, Method] = {
-    "source": Method(
+ADAPTERS: dict[str, AdapterEntry] = {
+    "source": AdapterEntry(
         "fedtta_flwr.adaptation.source:Source",
         "no adaptation",
         paper="none",
@@ -89,7 +75,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="nothing",
         predicts="as the source model",
     ),
-    "bn-stats": Method(
+    "bn-stats": AdapterEntry(
         "fedtta_flwr.adaptation.bn_stats:BNStats",
         "TTA-bn: BatchNorm statistics replaced by the batch's",
         paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025), whose alpha is `momentum`; with a share of the source's: "
@@ -98,7 +84,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="nothing",
         predicts="with the batch's statistics",
     ),
-    "entropy": Method(
+    "entropy": AdapterEntry(
         "fedtta_flwr.adaptation.entropy:Entropy",
         "TTA-grad: one SGD step on the prediction entropy over all parameters",
         paper="FedTSA (KDD 2024), FedCTTA (IJCNN 2025)",
@@ -106,7 +92,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="nothing; moments, with optimizer = adam",
         predicts="before the step",
     ),
-    "dua": Method(
+    "dua": AdapterEntry(
         "fedtta_flwr.adaptation.dua:DUA",
         "running statistics with a decaying momentum (CVPR 2022)",
         paper="Mirza et al., CVPR 2022, arXiv 2112.00463",
@@ -114,7 +100,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="momentum",
         predicts="with the running statistics",
     ),
-    "tent": Method(
+    "tent": AdapterEntry(
         "fedtta_flwr.adaptation.tent:Tent",
         "entropy minimisation on the affine parameters (ICLR 2021)",
         paper="Wang et al., ICLR 2021, arXiv 2006.10726",
@@ -122,7 +108,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments",
         predicts="before the step",
     ),
-    "eata": Method(
+    "eata": AdapterEntry(
         "fedtta_flwr.adaptation.eata:EATA",
         "Tent on reliable, not redundant samples (ICML 2022)",
         paper="Niu et al., ICML 2022, arXiv 2204.02610; ETA at the default fisher-weight",
@@ -130,7 +116,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments, mean prediction, Fisher information",
         predicts="before the step",
     ),
-    "sar": Method(
+    "sar": AdapterEntry(
         "fedtta_flwr.adaptation.sar:SAR",
         "sharpness-aware Tent on reliable samples (ICLR 2023)",
         paper="Niu et al., ICLR 2023, arXiv 2302.12400",
@@ -138,7 +124,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="momentum, mean entropy",
         predicts="before the step",
     ),
-    "shot": Method(
+    "shot": AdapterEntry(
         "fedtta_flwr.adaptation.shot:SHOT",
         "information maximisation under a fixed classifier (ICML 2020)",
         paper="Liang et al., ICML 2020, arXiv 2002.08546; SHOT-IM, online",
@@ -146,7 +132,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="momentum",
         predicts="after the step",
     ),
-    "note": Method(
+    "note": AdapterEntry(
         "fedtta_flwr.adaptation.note:NOTE",
         "instance-aware BN, prediction-balanced memory (NeurIPS 2022)",
         paper="Gong et al., NeurIPS 2022, arXiv 2208.05117",
@@ -154,7 +140,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments, memory of images",
         predicts="with the running statistics",
     ),
-    "memo": Method(
+    "memo": AdapterEntry(
         "fedtta_flwr.adaptation.memo:MEMO",
         "one step per image over its augmented views (NeurIPS 2022)",
         paper="Zhang et al., NeurIPS 2022, arXiv 2110.09506",
@@ -163,7 +149,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="nothing",
         predicts="after the step",
     ),
-    "lame": Method(
+    "lame": AdapterEntry(
         "fedtta_flwr.adaptation.lame:LAME",
         "predictions smoothed over neighbours (CVPR 2022)",
         paper="Boudiaf et al., CVPR 2022, arXiv 2201.05718",
@@ -172,7 +158,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="nothing",
         predicts="smoothed over the batch",
     ),
-    "cotta": Method(
+    "cotta": AdapterEntry(
         "fedtta_flwr.adaptation.cotta:CoTTA",
         "slow teacher, averaged views, restoration (CVPR 2022)",
         paper="Wang et al., CVPR 2022, arXiv 2203.13591",
@@ -180,7 +166,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments",
         predicts="by the teacher, before the step",
     ),
-    "rotta": Method(
+    "rotta": AdapterEntry(
         "fedtta_flwr.adaptation.rotta:RoTTA",
         "robust BN and a balanced memory (CVPR 2023)",
         paper="Yuan et al., CVPR 2023, arXiv 2303.13899",
@@ -188,7 +174,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments, memory of images",
         predicts="by the teacher, before the step",
     ),
-    "roid": Method(
+    "roid": AdapterEntry(
         "fedtta_flwr.adaptation.roid:ROID",
         "weighted likelihood ratio, weight ensembling (WACV 2024)",
         paper="Marsden et al., WACV 2024, arXiv 2306.00650",
@@ -196,7 +182,7 @@ ADAPTERS: dict[str, Method] = {
         keeps="moments, mean prediction",
         predicts="corrected by the class prior, before the step",
     ),
-    "bbn": Method(
+    "bbn": AdapterEntry(
         "fedtta_flwr.adaptation.bbn:BBN",
         "balanced BN, filtered distillation: pFedBBN's client, TRIBE (AAAI 2024)",
         paper="pFedBBN, arXiv 2511.18066; TRIBE, AAAI 2024, arXiv 2309.14949",
@@ -247,123 +233,3 @@ HEADS: dict[str, tuple[str, str]] = {
     "ttt": ("fedtta_flwr.heads.ttt:TTT", "personal, the extractor learning rotations on the stream (ICML 2020)"),
     "btfl": ("fedtta_flwr.heads.btfl:BTFL", "weights by Bayes' rule from discretised likelihoods (KDD 2025)"),
 }
-PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
-FUNCTIONS = ("model", "stream")  # keys that take a function, where others take a class
-
-
-def ships(thing: object) -> bool:
-    """Return whether an object is of a class of the project's own."""
-    return type(thing).__module__.startswith(f"{__package__}.")
-
-
-def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> str:
-    """Return `name` if it may be used.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither known nor an import that the operator allowed.
-    """
-    if name in known:
-        return name
-    module, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier():
-        own = f"package.module:{'function' if kind in FUNCTIONS else 'Class'} of your own"
-        choice = f"{', '.join(known)}, or {own} (see `fedtta list`)" if known else own
-        raise ConfigError(f"{kind} = {name!r}: unknown; allowed: {choice}")
-    package = module.partition(".")[0]
-    allowed = names_in(os.environ.get(PLUGIN_VARIABLE, ""))
-    if package not in allowed:
-        raise ConfigError(
-            f"{kind} = {name!r}: importing package {package!r} is not allowed here (allowed: "
-            f"{', '.join(allowed) or 'none'}); the operator permits it with {PLUGIN_VARIABLE}={package}"
-        )
-    return name
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names in a list that is separated by commas, without blanks around them."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> Any:
-    """Import and return the class behind a checked name.
-
-    Raises
-    ------
-    ConfigError
-        If the name is not allowed, or the import fails.
-    """
-    check_name(kind, name, known)
-    target = known[name][0] if name in known else name
-    module, _, attribute = target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # a package of the user's own may raise anything, and end by itself
-        if is_of_a_signal(error):
-            raise
-        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        remedy = "; install it (pip install -e its folder), or put it on PYTHONPATH" if absent else ""
-        raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}{remedy}") from error
-
-
-def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any) -> Any:
-    """Return an object of the class behind a checked name.
-
-    Parameters
-    ----------
-    kind : str
-        The key of the run config, for messages.
-    name : str
-        Its value.
-    known : dict
-        The names that need no consent.
-    base : type
-        What the class must be a subclass of.
-    *arguments
-        Of its constructor.
-
-    Raises
-    ------
-    ConfigError
-        If the name is not allowed, the import fails, what it names is no such class, or one of the user's own raises.
-    """
-    found = resolve(kind, name, known)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{kind} = {name!r}: no subclass of {base.__module__}.{base.__name__}; make it one")
-    return found(*arguments) if name in known else call(kind, name, found, *arguments)
-
-
-def frames_of(name: str, error: BaseException) -> list[TracebackType]:
-    """Return the parts of a traceback that are in the package of ``package.module:Class``, outermost first."""
-    package, found, tb = name.partition(":")[0].partition(".")[0], [], error.__traceback__
-    while tb is not None:
-        if str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
-            found.append(tb)
-        tb = tb.tb_next
-    return found
-
-
-def call(kind: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function or class of the user's own makes of its arguments.
-
-    Raises
-    ------
-    ConfigError
-        If it raises: in one line, with the place; `kind` and `name` are key and value of the run config.
-    """
-    try:
-        return function(*arguments)
-    except FedTTAError as error:  # of what it uses of ours, such as an `Optimizer`, which does not know for whom
-        raise ConfigError(str(error) if name in str(error) else f"{kind} = {name!r}: {error}") from error
-    except (Exception, SystemExit) as error:
-        if is_of_a_signal(error):
-            raise
-        inside = traceback.extract_tb(error.__traceback__)[1:]
-        if own := frames_of(name, error):  # their line, rather than that of ours or of torch's which it called
-            inside = traceback.extract_tb(own[-1], limit=1)
-        where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
-        given = ", ".join(type(argument).__name__ for argument in arguments)
-        raise ConfigError(
-            f"{kind} = {name!r}: {name.rpartition(':')[2]}({given}) raised {in_words(error)}{where}; put it right there"
-        ) from error

@@ -19,11 +19,12 @@ from fedtta_flwr.files import locked
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.models.trial import try_network, try_own
 from fedtta_flwr.plugins import is_own, plugin_code, plugin_fingerprints
-from fedtta_flwr.registry import STRATEGIES, make
+from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.reports.mistrust import About, read_part
 from fedtta_flwr.reports.run_directory import RunDirectory, run_path
 from fedtta_flwr.reports.terminal import Terminal
 from fedtta_flwr.reports.watch import Watch
+from fedtta_flwr.resolve import make
 from fedtta_flwr.seeding import seeded, torch_rng
 from fedtta_flwr.strategies.base import PersonalizedStrategy
 from fedtta_flwr.strategies.checkpoint import Checkpoints, resumable

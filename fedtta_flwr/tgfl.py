@@ -38,7 +38,8 @@ from fedtta_flwr.paths import expanded
 from fedtta_flwr.phases import MEASURE, TRAIN, phase_of, phases
 from fedtta_flwr.plugins import is_own, plugin_code
 from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_arrays
-from fedtta_flwr.registry import HEADS, resolve
+from fedtta_flwr.registry import HEADS
+from fedtta_flwr.resolve import resolve
 from fedtta_flwr.seeding import seeded, torch_rng
 from fedtta_flwr.visited import Visited, hits
 from fedtta_flwr.workbench import choose_device, fingerprint_of

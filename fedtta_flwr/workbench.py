@@ -23,7 +23,8 @@ from fedtta_flwr.data.datasets import CLEAN
 from fedtta_flwr.descriptors import bn_statistics, chosen_images, mean_features, mean_logits, noise_images
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
-from fedtta_flwr.registry import ADAPTERS, make
+from fedtta_flwr.registry import ADAPTERS
+from fedtta_flwr.resolve import make
 
 if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedtta_flwr import cli
-from fedtta_flwr.registry import ADAPTERS, PLUGIN_VARIABLE, STRATEGIES
+from fedtta_flwr.registry import ADAPTERS, STRATEGIES
+from fedtta_flwr.resolve import PLUGIN_VARIABLE
 from tests.conftest import TINY
 
 KINDS = {"strategy": ("nearby", "nearby.strategy:Nearby"), "adapter": ("my_biases", "my_biases.adapter:MyBiases")}

@@ -13,8 +13,8 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.plugins import named, plugin_fingerprints
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.registry import PLUGIN_VARIABLE
 from fedtta_flwr.reports.run_directory import RunDirectory
+from fedtta_flwr.resolve import PLUGIN_VARIABLE
 from fedtta_flwr.server import check_same
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.checkpoints import dtype_and_shape
-from fedtta_flwr.registry import ships
+from fedtta_flwr.resolve import ships
 
 if TYPE_CHECKING:
     from fedtta_flwr.adaptation.base import Adapter

@@ -11,7 +11,7 @@ from fedtta_flwr.adaptation.norms import AffineAdapter, batch_statistics
 from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import SAROptions
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 LAST = "norm"  # what vision transformers call the last normalisation, and other networks those of their blocks
 

@@ -15,7 +15,7 @@ from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import kebab
 from fedtta_flwr.plugins import check_plugins
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 #: the name of an axis or of one of its points; points become parts of file names
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")

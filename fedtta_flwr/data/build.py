@@ -17,7 +17,7 @@ from fedtta_flwr.data.live import LiveStream, hosted, live_folders
 from fedtta_flwr.data.streams import make_stream
 from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import call, resolve
+from fedtta_flwr.resolve import call, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor

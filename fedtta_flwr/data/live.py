@@ -20,7 +20,7 @@ from fedtta_flwr.data.folders import read_image
 from fedtta_flwr.data.growing_csv import GrowingCsv
 from fedtta_flwr.errors import ConfigError, DataError, few
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import names_in
+from fedtta_flwr.resolve import names_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,8 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import NEEDS, SHARED, Predictor, ask
 from fedtta_flwr.heads.training import Epoch, TwoHeads, fitted, statistics
 from fedtta_flwr.options import Options
-from fedtta_flwr.registry import HEADS, make
+from fedtta_flwr.registry import HEADS
+from fedtta_flwr.resolve import make
 
 
 def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads, batches: Epoch, clients: int) -> None:

@@ -11,7 +11,7 @@ from fedtta_flwr.errors import ConfigError, in_words
 from fedtta_flwr.models import MODELS
 from fedtta_flwr.models.checkpoints import fill, read_tensors
 from fedtta_flwr.paths import expanded
-from fedtta_flwr.registry import call, resolve
+from fedtta_flwr.resolve import call, resolve
 from fedtta_flwr.seeding import seeded
 
 

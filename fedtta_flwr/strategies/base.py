@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtta_flwr.config import SCORES, RunConfig
 from fedtta_flwr.errors import FederationError, few
 from fedtta_flwr.records import INFO, STATE, VISIT, distinct, to_stacked_arrays, unstack
-from fedtta_flwr.registry import ships
+from fedtta_flwr.resolve import ships
 from fedtta_flwr.seeding import seeded
 from fedtta_flwr.strategies.checkpoint import Checkpoints
 from fedtta_flwr.strategies.exchange import LONGEST_WAIT, send_and_receive, unguessable

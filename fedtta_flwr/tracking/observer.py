@@ -10,8 +10,9 @@ from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, in_words
-from fedtta_flwr.registry import TRACKERS, resolve
+from fedtta_flwr.registry import TRACKERS
 from fedtta_flwr.reports.run_directory import RunDirectory
+from fedtta_flwr.resolve import resolve
 from fedtta_flwr.strategies.rounds import Counts, Round
 
 #: what is told of the end, beside the accuracies: parts of summary.json

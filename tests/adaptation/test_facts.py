@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.registry import ADAPTERS, resolve
+from fedtta_flwr.registry import ADAPTERS
+from fedtta_flwr.resolve import resolve
 
 #: so that a step comes soon, and on every sample
 SOON = {

@@ -12,7 +12,8 @@ from fedtta_flwr.adaptation.base import Adapter, Draws
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.records import from_arrays, to_arrays
-from fedtta_flwr.registry import ADAPTERS, resolve
+from fedtta_flwr.registry import ADAPTERS
+from fedtta_flwr.resolve import resolve
 from fedtta_flwr.workbench import Workbench
 from tests.adaptation.conftest import both, copied, same_bits
 

@@ -12,7 +12,8 @@ from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.records import from_arrays, to_arrays
-from fedtta_flwr.registry import ADAPTERS, resolve
+from fedtta_flwr.registry import ADAPTERS
+from fedtta_flwr.resolve import resolve
 from tests.adaptation.conftest import both, copied, make, same_bits
 
 Make = Callable[..., nn.Module]

@@ -18,7 +18,8 @@ from fedtta_flwr.heads.base import Fitted, Predictor, Recipe
 from fedtta_flwr.heads.knn_per import KNNPer
 from fedtta_flwr.heads.memo import MEMO
 from fedtta_flwr.options import BTFLOptions, FedTHEPlusOptions, KNNPerOptions, MEMOOptions, Options, TTTOptions
-from fedtta_flwr.registry import HEADS, make
+from fedtta_flwr.registry import HEADS
+from fedtta_flwr.resolve import make
 from fedtta_flwr.seeding import torch_rng
 
 #: few views, and steps that can be seen
@@ -206,7 +207,7 @@ def test_recipes() -> None:
 
 
 def make_recipe(name: str, options: Options) -> Recipe:
-    from fedtta_flwr.registry import resolve
+    from fedtta_flwr.resolve import resolve
 
     found: Recipe = resolve("head", name, HEADS).recipe(options)
     return found

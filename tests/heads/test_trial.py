@@ -8,7 +8,8 @@ from fedtta_flwr.heads.base import NEEDS, SHARED
 from fedtta_flwr.heads.training import TwoHeads, statistics
 from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.models import build
-from fedtta_flwr.registry import HEADS, resolve
+from fedtta_flwr.registry import HEADS
+from fedtta_flwr.resolve import resolve
 
 X, Y = torch.rand(20, 3, 32, 32, generator=torch.Generator().manual_seed(2)), torch.arange(20) % 4
 
