@@ -147,10 +147,10 @@ class Workbench:
 #: what a strategy may ask for: logits or penultimate features of the adapted model on shared images, those of the
 #: source model on the batch, or the batch's statistics in the adapted model's BatchNorm layers
 DESCRIPTORS: dict[str, Callable[[Workbench, Mapping[str, Any], Tensor], Tensor]] = {
-    "noise-logits": lambda b, o, x: mean_logits(b.adapter.predict, b.noise(o, x)),
-    "noise-features": lambda b, o, x: mean_features(b.adapter.predict, b.head(b.adapter.model), b.noise(o, x)),
-    "chosen-logits": lambda b, o, x: mean_logits(b.adapter.predict, b.chosen(o)),
-    "chosen-features": lambda b, o, x: mean_features(b.adapter.predict, b.head(b.adapter.model), b.chosen(o)),
+    "noise-logits": lambda b, o, x: mean_logits(b.adapter.answer, b.noise(o, x)),
+    "noise-features": lambda b, o, x: mean_features(b.adapter.answer, b.head(b.adapter.model), b.noise(o, x)),
+    "chosen-logits": lambda b, o, x: mean_logits(b.adapter.answer, b.chosen(o)),
+    "chosen-features": lambda b, o, x: mean_features(b.adapter.answer, b.head(b.adapter.model), b.chosen(o)),
     "logit-mean": lambda b, o, x: mean_logits(b.source, x),
     "feature-mean": lambda b, o, x: mean_features(b.source, b.head(b.source), x),
     "bn-statistics": lambda b, o, x: bn_statistics(b.adapter.model, x),

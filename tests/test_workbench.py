@@ -70,9 +70,9 @@ def test_the_server_knows_the_form_of_what_it_asks_for(tiny_config, adapter: str
         assert form(describe(bench, name)) == form(expected)
 
 
-@pytest.mark.parametrize("adapter", ["tent", "cotta", "rotta", "note", "bbn", "source"])
-def test_features_are_those_behind_the_adapters_own_prediction(tiny_config, adapter: str) -> None:
-    """The classifier of the source, which none of these has changed yet, makes its logits of them."""
+@pytest.mark.parametrize("adapter", ["tent", "cotta", "rotta", "note", "bbn", "source", "roid", "lame"])
+def test_features_are_those_behind_the_logits_that_are_asked_for(tiny_config, adapter: str) -> None:
+    """The classifier of the source, which none of these has changed yet, makes them, and no method what it likes."""
     bench = Workbench(tiny_config(adapter=adapter))
     with torch.inference_mode():
         logits = bench.source.head(describe(bench, "noise-features"))  # type: ignore[operator]

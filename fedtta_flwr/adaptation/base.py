@@ -79,6 +79,13 @@ class Adapter(ABC):
         logits: Tensor = self.model(x)
         return logits
 
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the network's own logits [B, K] for x, as descriptors are made of; changes nothing.
+
+        An adapter whose `predict` does more to a batch's logits, such as smoothing them, overrides it.
+        """
+        return self.predict(x)
+
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to x [B, C, H, W] and return the method's logits [B, K].
 

@@ -38,8 +38,8 @@ class BBN(Adapter):
     Where the paper is silent or impossible, TRIBE's choice holds: the means of eqs. 2-3 are over pixels, not divided by
     the number of channels, and a class with :math:`n_k > 1/\eta` samples moves to their own statistics, not beyond;
     K_c of eq. 6 is K; the total loss is L above; the teacher is "updated" by sharing the student's parameters. With
-    ``average = "batch"`` eqs. 5 and 6 are divided by B, and eq. 6 is over all samples. Scores after aggregation are
-    the run's ``post``.
+    ``average = "batch"`` eqs. 5 and 6 are divided by B, and eq. 6 is over all samples, so that there is always a step.
+    Scores after aggregation are the run's ``post``.
 
     The affine parameters and the student's statistics travel: the balanced ones, which tell domains apart, and those
     of every class, without which a mixture would last for one prediction only, since the next batch makes the
@@ -115,7 +115,7 @@ class BBN(Adapter):
             teacher = self._forward(for_teacher, self.teacher.updating(batch))
             certain = teacher.detach()
             kept = entropy(certain) < options.entropy_threshold * math.log(self.classes)
-            if kept.any():
+            if options.average == "batch" or kept.any():
                 # The two terms share no activation: those of one pass are freed before the other makes its own.
                 pull = self._consistency(teacher, anchor, kept)
                 pulled = torch.autograd.grad(pull, self.optimizer.parameters, materialize_grads=True, allow_unused=True)

@@ -56,6 +56,12 @@ class LAME(Adapter):
         return self.predict(x)
 
     @torch.no_grad()
+    def answer(self, x: Tensor) -> Tensor:
+        """Return logits [B, K] that are not smoothed."""
+        logits: Tensor = self.model(x)
+        return logits
+
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the logarithm [B, K] of the smoothed predictions of x [B, C, H, W]; changes nothing."""
         with inputs_of(self.head) as seen:

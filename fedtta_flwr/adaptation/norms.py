@@ -91,8 +91,8 @@ class AffineAdapter(Adapter):
     """What Tent and its descendants have in common.
 
     The affine parameters of all normalisation layers adapt and travel; BatchNorm layers normalise with the statistics
-    of the batch at hand, in `predict` as well, so that running statistics are neither used nor changed. LayerNorm,
-    GroupNorm and InstanceNorm normalise each sample by itself as ever.
+    of the batch at hand, in `predict` as well, so that running statistics are neither used nor changed. LayerNorm
+    and GroupNorm normalise each sample by itself as ever, and so does an InstanceNorm that tracks no statistics.
     """
 
     #: in the message for a model without affine parameters

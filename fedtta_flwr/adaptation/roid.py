@@ -31,8 +31,9 @@ class ROID(AffineAdapter):
     batch statistics. Finally :math:`\bar p` moves towards the batch's mean prediction by 0.1.
 
     *Prior correction*: logits are multiplied by the batch's class prior :math:`(\hat p + s) / (1 + s K)`, with
-    :math:`\hat p` its mean prediction and :math:`s = \max(1/B, 1/K) / \max_k \hat p_k`. The logits, and those of
-    `predict`, are the corrected ones, before the step.
+    :math:`\hat p` its mean prediction and :math:`s = \max(1/B, 1/K) / \max_k \hat p_k`, here relative to the largest
+    class's. That changes no prediction, and leaves them as sure as they are: the prior itself, of some 1/K, would make
+    all probabilities nearly alike. The logits, and those of `predict`, are the corrected ones, before the step.
 
     Weights that are equal for all samples, as of a batch of one, cannot be rescaled: they become 0, so that each sample
     counts once. The affine parameters travel; moments, mean prediction and count of draws stay at home.
@@ -62,11 +63,14 @@ class ROID(AffineAdapter):
         self.keep(self.optimizer.state | {"mean_prediction": self.mean_prediction})
         self.draws = Draws(self, self.name)
 
+    def answer(self, x: Tensor) -> Tensor:
+        """Return logits [B, K] that are not corrected, with the statistics of x [B, C, H, W]; changes nothing."""
+        return super().predict(x)
+
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return corrected logits [B, K] with the statistics of x [B, C, H, W]; changes nothing."""
-        logits: Tensor = super().predict(x)
-        return self._corrected(logits)
+        return self._corrected(self.answer(x))
 
     @torch.enable_grad()
     def step(self, x: Tensor) -> Tensor:
@@ -104,8 +108,7 @@ class ROID(AffineAdapter):
         samples, classes = logits.shape
         prior = logits.softmax(dim=1).mean(dim=0)
         smooth = max(1 / samples, 1 / classes) / prior.max()
-        corrected: Tensor = logits * (prior + smooth) / (1 + smooth * classes)
-        return corrected
+        return logits * ((prior + smooth) / (prior.max() + smooth))
 
 
 def likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:

@@ -45,7 +45,9 @@ def corrected(logits: torch.Tensor) -> torch.Tensor:
     samples, classes = logits.shape
     prior = sum(softmax(row) for row in logits) / samples
     smooth = max(1 / samples, 1 / classes) / float(prior.max())
-    return torch.stack([logits[:, k] * (prior[k] + smooth) / (1 + smooth * classes) for k in range(classes)], dim=1)
+    published = [logits[:, k] * (prior[k] + smooth) / (1 + smooth * classes) for k in range(classes)]
+    largest = (prior.max() + smooth) / (1 + smooth * classes)
+    return torch.stack([column / largest for column in published], dim=1)
 
 
 @pytest.fixture
@@ -108,6 +110,23 @@ def test_samples_that_are_all_alike_count_once_each(tiny, images) -> None:
         assert adapter._weights(logits).tolist() == [1.0] * len(x)
         assert adapter.adapt(x).isfinite().all()
     assert adapter.rolled_back == 0
+
+
+def test_a_correction_leaves_the_likeliest_class_as_sure_as_it_is(tiny) -> None:
+    """So that a collapse is seen by it, whatever the number of classes."""
+    adapter = ROID(tiny(), ROIDOptions())
+    for classes in (3, 100):
+        logits = torch.zeros(10, classes)
+        logits[:, 0] = 12.0
+        assert (adapter._corrected(logits).softmax(dim=1)[:, 0] > 0.99).all()
+        even = torch.eye(classes) * 5
+        torch.testing.assert_close(adapter._corrected(even), even)
+
+
+def test_an_answer_is_not_corrected(tiny, images) -> None:
+    adapter, plain = ROID(tiny(), ROIDOptions()), ROID(tiny(), ROIDOptions(prior_correction=False))
+    assert torch.equal(adapter.answer(images(5)), plain.predict(images(5)))
+    assert not torch.equal(adapter.answer(images(5)), adapter.predict(images(5)))
 
 
 def test_everything_switched_off_and_no_step_towards_the_source(tiny, images) -> None:
