@@ -67,7 +67,7 @@ class Remembered:
     parts : dict of str to ArrayRecord
         ``local``: the adapter's local state; ``lone`` and ``lone-local``: adapted and local state of the same adapter
         without federation, where it is scored; ``predicted``: what they predicted lately, to see a collapse;
-        ``late``: a batch without labels that comes by only once.
+        ``late``: a batch without labels that comes by only once; ``finetuned``: a state that the server has not seen.
     """
 
     cursor: Cursor

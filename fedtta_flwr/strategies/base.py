@@ -165,14 +165,14 @@ class PersonalizedStrategy(Method, Strategy):
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
                 self._keep(updates.clients, mixed)
             else:
-                unmixed = self.unmixed(updates)
+                unmixed, instead = self.unmixed(updates)
                 log(
                     logging.WARNING,
                     "round %d mixes nothing: %d clients took part, quorum = %d; %s",
                     server_round,
                     len(updates),
                     self.config.quorum,
-                    "each keeps its own state" if unmixed is updates.state else "all go on with what they had",
+                    instead,
                 )
                 self._keep(updates.clients, unmixed)
         return None, MetricRecord({"samples": self._round.samples})

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.options import FedAvgMOptions
-from fedtta_flwr.strategies.fedavg import FedAvg
+from fedtta_flwr.strategies.fedavg import FedAvg, fedavg_weights
 from fedtta_flwr.strategies.updates import State, Updates, is_statistic
 
 
@@ -25,7 +25,7 @@ class FedAvgM(FedAvg):
     Where that code and others push everything with momentum, here only parameters have it: a variance that overshoots
     becomes negative, and neither statistics nor the moving averages of a teacher are moved by a gradient. These are
     means, as with `FedAvg`, whose W is reported. So with an adapter that uploads only statistics this is FedAvg, and
-    with :math:`\beta` = 0, :math:`\eta` = 1 it is FedAvg with any.
+    with :math:`\beta` = 0, :math:`\eta` = 1 it is FedAvg with any, but for rounding.
 
     x goes on while a client is away; who returns begins from the state that it received last, as with every strategy.
 
@@ -40,16 +40,18 @@ class FedAvgM(FedAvg):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.options: FedAvgMOptions = config.fedavgm
-        # In float64: the difference of two float32 numbers is exact there, so that nothing is lost without momentum.
+        # In float64, as the means that they follow: momentum would multiply what float32 rounds, round after round.
         self._global: State = {}
         self._velocity: State = {}
 
     def personalize(self, updates: Updates) -> State:
         """Return the mean of statistics and teachers and the moved parameters, equal for all; remember x and v."""
         mixed = super().personalize(updates)
+        shares = fedavg_weights(updates.examples.double())[0]
         for name in filter(has_momentum, mixed):
             x = self._global.get(name, self.source[name].double())
-            x, v = server_step(x, mixed[name][0].double(), self._velocity.get(name), self.options)
+            mean = (shares @ updates.state[name].double().reshape(len(updates), -1)).view_as(x)
+            x, v = server_step(x, mean, self._velocity.get(name), self.options)
             self._global[name], self._velocity[name] = x, v
             mixed[name] = x.to(mixed[name].dtype).expand_as(mixed[name]).clone()
         return mixed

@@ -122,7 +122,9 @@ def cosine_distances(u: Tensor) -> Tensor:
     As half the squared distance of unit vectors, which is exactly 0 between equal ones.
     """
     length = torch.linalg.vector_norm(u, dim=1, keepdim=True)
-    return distances(u / length.clamp_min(torch.finfo(u.dtype).tiny)).square_() / 2
+    zero = length == 0
+    found = distances(u / length.clamp_min(torch.finfo(u.dtype).tiny)).square_() / 2
+    return found.masked_fill_(zero != zero.T, 1.0)
 
 
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {

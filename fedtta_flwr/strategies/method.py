@@ -94,9 +94,9 @@ class Method(ABC):
         mixing = mix_ if updates.expendable else mix
         return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
-    def unmixed(self, updates: Updates) -> State:
-        """Return the clients' new states, each [N, *shape], where fewer than the quorum took part: their own."""
-        return updates.state
+    def unmixed(self, updates: Updates) -> tuple[State, str]:
+        """Return the clients' new states, each [N, *shape], where fewer than the quorum took part, and so in words."""
+        return updates.state, "each keeps its own state"
 
     def bounded(self, updates: Updates) -> Updates:
         """Return the updates as they are mixed: with ``clip-updates``, changes that are far too large scaled down."""

@@ -86,9 +86,14 @@ def gram(state: Mapping[str, Tensor], source: Mapping[str, Tensor], clients: int
 
 
 def squared_distances(products: Tensor) -> Tensor:
-    """Return ``||theta_i - theta_j||^2`` [N, N] from their Gram matrix [N, N]; exactly 0 on the diagonal."""
+    """Return ``||theta_i - theta_j||^2`` [N, N] from their Gram matrix [N, N]; 0 between equal ones.
+
+    So is what the products' rounding may have made: below 1e-14 of the squared lengths.
+    """
     norms = products.diagonal()
-    return (norms[:, None] + norms - 2 * products).clamp_min_(0).fill_diagonal_(0)
+    lengths = norms[:, None] + norms
+    found = lengths - 2 * products
+    return found.masked_fill_(found <= 1e-14 * lengths, 0.0)
 
 
 def cosines(products: Tensor) -> Tensor:

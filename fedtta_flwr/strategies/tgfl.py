@@ -66,9 +66,11 @@ class TGFL(PersonalizedStrategy):
                 means[name] += (updates.state[own].double() - means[own]).square().mean(dim=0)  # as in `mix`
         return {name: means[name].to(t.dtype).expand_as(t) for name, t in updates.state.items()}
 
-    def unmixed(self, updates: Updates) -> State:
+    def unmixed(self, updates: Updates) -> tuple[State, str]:
         """Return nothing: where too few took part, all go on with what they had. What was measured is averaged."""
-        return self.personalize(updates) if phase_of(self.config, updates.round) == MEASURE else {}
+        if phase_of(self.config, updates.round) == MEASURE:
+            return self.personalize(updates), "what they measured is averaged all the same"
+        return {}, "all go on with what they had"
 
     def largest_slot(self) -> int:
         """Return no limit but that of the counts: a slot is a client's whole training part or test set."""

@@ -186,3 +186,35 @@ def test_a_client_that_no_mixture_reached_finetunes_the_source(
     assert visit(None, 1) == adapt(source, [0], [1])
     assert visit(mixture, 2) == adapt(mixture, [1], [2, 3])
     assert visit(mixture, 1) == {}
+
+
+class Pausing(Passing):
+    """Nothing arrives in the second and third slot."""
+
+    def batch(self, slot: int) -> tuple[Tensor, Any]:
+        x, y = super().batch(slot)
+        return (x[:0], None if y is None else y[:0]) if slot in (1, 2) else (x, y)
+
+
+def pausing(config: RunConfig, client: str) -> Pausing:
+    return Pausing(client, labelled=config.scores != "")
+
+
+@pytest.mark.parametrize("scores", ["post", ""])
+def test_what_was_finetuned_outlasts_rounds_without_images(
+    tiny_config: Callable[..., RunConfig], allowed: str, resnet8: nn.Module, scores: str
+) -> None:
+    config = tiny_config(**ENTROPY, classes=10, scores=scores, stream=f"{allowed}:pausing")
+    node, alone, images = Node(config), Entropy(deepcopy(resnet8), config.entropy), Pausing(CLIENTS[0], labelled=True)
+    mixture = {name: 0.99 * t for name, t in alone.adapted_state().items()}
+
+    def visit() -> dict[str, bytes]:  # who sends nothing is sent the same again
+        return uploaded(node.visit(CLIENTS[:1], {name: t[None] for name, t in mixture.items()}, finetune=True))
+
+    assert visit().keys() == mixture.keys()
+    assert visit() == visit() == {}
+    alone.load_adapted_state(mixture)
+    for slot in (0, 3):
+        alone.adapt(images.batch(slot)[0])
+    assert visit() == {name: t.numpy().tobytes() for name, t in alone.adapted_state().items()}
+    assert not node.context.state[f"{CLIENTS[0]}/finetuned"]

@@ -146,6 +146,17 @@ def test_a_new_instance_continues_from_the_memory(tiny_config: Config, rule: str
     assert second.memory() == {}
 
 
+@pytest.mark.parametrize("n", [3, 7, 11])
+def test_what_nobody_moves_stays(tiny_config: Config, n: int) -> None:
+    """Float32's shares do not sum to 1, which momentum would multiply."""
+    source = torch.randn(50, generator=torch.Generator().manual_seed(n))
+    strategy, sent = strategy_for(tiny_config(), weight=source), source
+    for number in range(1, 200):
+        replies = {f"{i:02d}": Update({"weight": sent}, None, 10) for i in range(n)}
+        sent = strategy.personalize(stack_updates(number, replies, ()))["weight"][0]
+    assert torch.equal(sent, source)
+
+
 @pytest.mark.parametrize("scale", [1e-38, 1e-10, 1e10, 1e37])
 @pytest.mark.parametrize("rule", RULES)
 def test_extreme_scales_stay_finite(tiny_config: Config, scale: float, rule: str) -> None:
@@ -173,6 +184,13 @@ def test_without_parameters_there_is_nothing_to_remember(tiny_config: Config) ->
     assert strategy.memory() == {}
 
 
+def check_close(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    assert found.keys() == expected.keys()
+    for one, other in zip(found.values(), expected.values(), strict=True):
+        values = (torch.frombuffer(bytearray(t), dtype=torch.float32) for t in (one, other))
+        torch.testing.assert_close(*values, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("adapter", ["bn-stats", "source"])
 def test_without_gradients_it_is_fedavg_bit_for_bit(run_local: Any, adapter: str) -> None:
     assert metrics(run_local(strategy="fedavgm", adapter=adapter)) == metrics(
@@ -180,12 +198,14 @@ def test_without_gradients_it_is_fedavg_bit_for_bit(run_local: Any, adapter: str
     )
 
 
-def test_without_momentum_it_is_fedavg_bit_for_bit_and_with_it_x_runs_ahead(run_local: Any) -> None:
+def test_without_momentum_it_is_fedavg_but_for_rounding_and_with_it_x_runs_ahead(run_local: Any) -> None:
     few = {"adapter": "entropy", "entropy.learning-rate": 0.01}
     average = run_local(strategy="fedavg", **few)
-    assert metrics(run_local(strategy="fedavgm", **few, **{"fedavgm.momentum": 0.0})) == metrics(average)
+    still = run_local(strategy="fedavgm", **few, **{"fedavgm.momentum": 0.0})
+    assert still.summary["accuracy"] == average.summary["accuracy"]
     ahead, behind = personal_states(run_local(strategy="fedavgm", **few)), personal_states(average)
-    assert ahead[2, "client-00"] == behind[2, "client-00"]  # the first velocity is the first step
+    check_close(personal_states(still)[4, "client-00"], behind[4, "client-00"])
+    check_close(ahead[2, "client-00"], behind[2, "client-00"])  # the first velocity is the first step
     for key, sent in ahead[3, "client-00"].items():
         assert key.endswith(("_mean", "_var")) or sent != behind[3, "client-00"][key]
     assert all(ahead[t, "client-00"] == ahead[t, "client-03"] for t in (2, 3, 4, 5))

@@ -160,8 +160,8 @@ def test_the_cosine_knows_no_length(scale: float) -> None:
 def test_an_answer_of_zeros_is_at_right_angles_to_all_others() -> None:
     logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     found = METRICS["cosine"](logits.double())
-    expected = [[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 1], [0.5, 0.5, 1, 0]]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    expected = [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
+    torch.testing.assert_close(found, torch.tensor(expected).double())
 
 
 def test_one_client_keeps_its_own() -> None:

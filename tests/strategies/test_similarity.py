@@ -144,6 +144,13 @@ def test_a_client_far_away_costs_the_others_no_precision() -> None:
     assert distances[0, 3].item() == pytest.approx(4 * 1e74, rel=1e-5)
 
 
+@pytest.mark.parametrize("n", [2, 7, 10, 20])
+def test_equal_clients_are_no_distance_apart(n: int) -> None:
+    """However the products are summed."""
+    row = torch.randn(1000, generator=torch.Generator().manual_seed(n))
+    assert not squared_distances(gram({"t": row.expand(n, -1)}, {"t": torch.zeros(1000)}, n)).any()
+
+
 def test_a_client_that_has_not_moved_has_no_angle() -> None:
     state = {"t": torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 2.0]])}
     angles = cosines(gram(state, {"t": torch.tensor([1.0, 2.0])}, 3))

@@ -343,9 +343,12 @@ def test_below_the_quorum_everybody_keeps_what_was_shared(strategy: TGFL) -> Non
     before = updates(1, [1, 3])
     strategy._keep(before.clients, strategy.personalize(before))
     lonely = updates(2, [0])
-    strategy._keep(lonely.clients, strategy.unmixed(lonely))
+    states, instead = strategy.unmixed(lonely)
+    strategy._keep(lonely.clients, states)
+    assert instead == "all go on with what they had"
     assert all(state["w"].tolist() == [2.0, -2.0] for state in strategy.personal.values())
-    assert strategy.unmixed(updates(3, [0], torch.tensor([[0.5, 0.5, 0.5]]))) == {}
+    states, instead = strategy.unmixed(updates(3, [0], torch.tensor([[0.5, 0.5, 0.5]])))
+    assert (states, instead) == ({}, "what they measured is averaged all the same")
     assert strategy.personal["client-00"]["statistics"].tolist() == [0.5] * 3
 
 
