@@ -71,8 +71,9 @@ def document() -> str:
     """Return the document of what is kept."""
     with tempfile.TemporaryDirectory() as folder:
         names = [name for name in PARTS if (KEPT / f"{name}.jsonl").exists()]
-        there = {name: as_run(read_bench(restored(name, Path(folder)))) for name in names}
-        made = [written(name, bench) for name, bench in there.items()]
+        planned = {name: read_bench(restored(name, Path(folder))) for name in names}
+        there = {name: as_run(bench) for name, bench in planned.items()}
+        made = [written(name, bench, not_run(planned[name], bench)) for name, bench in there.items()]
     return "\n".join([HEAD, overview(there), *made])
 
 
@@ -112,14 +113,17 @@ def overview(there: Mapping[str, BenchOf]) -> str:
     """Return how many claims hold, part by part."""
     rows = []
     for name, bench in there.items():
-        verdicts = Counter(finding.verdict().removesuffix(", one seed") for finding in findings(bench))
+        verdicts = Counter(finding.verdict() for finding in findings(bench))
         plain = [f"{verdicts[verdict]}" for verdict in ("holds", "does not hold")]
-        within = f"{sum(n for verdict, n in verdicts.items() if 'within' in verdict)}"
+        within, single = (
+            f"{sum(n for verdict, n in verdicts.items() if w in verdict)}" for w in ("within", "one seed")
+        )
         network, seeds = NETWORKS[PARTS[name].network].words, len(bench.spec.seeds)
         link = f"[{name}](#{anchor(heading(name, bench))})"
-        rows.append([link, bench.spec.title, network, f"{seeds}", *plain, within if seeds > 1 else "not known"])
+        rows.append([link, bench.spec.title, network, f"{seeds}", *plain, within, single])
     columns = ["part", "of", "network", "seeds", "claims that hold", "that do not", "within the spread of the seeds"]
-    lines = [columns, [":--", ":--", ":--", "--:", "--:", "--:", "--:"], *rows]
+    columns += ["known from one seed alone"]
+    lines = [columns, [":--", ":--", ":--", *["--:"] * 5], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -133,8 +137,17 @@ def anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
-def written(name: str, bench: BenchOf) -> str:
-    """Return a part of the record."""
+def not_run(planned: BenchOf, ran: BenchOf) -> str:
+    """Return in words which points of a benchmark were not run, and how many of its claims lack one; empty if none."""
+    left = {axis: [p for p in points if p not in ran.spec.axes[axis]] for axis, points in planned.spec.axes.items()}
+    points = "; ".join(f"{axis} {', '.join(names)}" for axis, names in left.items() if names)
+    claims = len(planned.spec.claims) - len(ran.spec.claims)
+    compared = f" So {claims} of the benchmark's {len(planned.spec.claims)} claims are not judged." if claims else ""
+    return f"Not run: {points}.{compared}" if points else ""
+
+
+def written(name: str, bench: BenchOf, lacking: str) -> str:
+    """Return a part of the record; `lacking` says what of the benchmark was not run."""
     part = PARTS[name]
     runs = [cell.run for cell in bench.cells if cell.run is not None]
     versions = ", ".join(f"{name} {version}" for name, version in runs[0].about["versions"].items())
@@ -149,6 +162,8 @@ def written(name: str, bench: BenchOf) -> str:
         f"{', '.join(map(str, bench.spec.seeds))}; {rounds} rounds.",
         f"Commit {codes}; {versions}; {bench.machines()}.",
     ]
+    if lacking:
+        facts.append(textwrap.fill(lacking, 120))
     tables = {table.name: table for table in bench_tables(bench)}
     shown = [f"{tables[name].markdown().strip()}\n" for name in part.tables if name in tables]
     return "\n".join([f"## {heading(name, bench)}", "", *facts, "", *shown])

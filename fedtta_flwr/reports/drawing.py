@@ -111,7 +111,8 @@ def lines(
         below = 0.09 * len(strip.groups) if strip else 0
         parts = canvas.subplots(2, 1, sharex=True, height_ratios=[1, below]) if strip else [canvas.add_subplot()]
         for i, (name, (x, y)) in enumerate(zip(names, curves, strict=True)):
-            style = ("-", "--", ":", "-.")[colours[i] // 20 % 4]  # there are twenty colours
+            # Neighbours differ by more than colour, and so do the 21st and the first, which have the same.
+            style = ("-", "--", ":", "-.")[(colours[i] % 2 + 2 * (colours[i] // 20)) % 4]
             parts[0].plot(x, y, style, color=colour(colours[i]), label=name, linewidth=1.4)
         parts[0].set_ylabel(label)
         if label == SHARE:

@@ -91,9 +91,9 @@ def run_figures(run: Run) -> list[Figure]:
     if len(groups) > MOST_GROUPS:
         groups, names, by = [list(range(len(run.clients)))], ["all clients"], ""
     for score in run.scores():
-        curves = {i: _curve(run, score, group) for i, group in enumerate(groups)}
+        curves = {i: _thinned(*_curve(run, score, group)) for i, group in enumerate(groups)}
         figures += _over_time(f"time-{score}", f"{score} over time{by}", PERCENT, names, curves, strip)
-    found = {i: _of_lines(run, key) for i, key in enumerate(STRUCTURE)}
+    found = {i: _thinned(*_of_lines(run, key)) for i, key in enumerate(STRUCTURE)}
     names = list(STRUCTURE.values())
     return figures + _over_time("collaboration", "W over time", SHARE, names, found, strip)
 
@@ -167,14 +167,15 @@ def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:
     at = timeline["scores"].tolist().index(score)
     seen, correct = (timeline[key][at][:, list(clients)].sum(axis=1) for key in ("seen", "correct"))
     known = seen > 0
-    return _thinned(timeline["rounds"][known], 100 * correct[known] / seen[known])
+    return timeline["rounds"][known], 100 * correct[known] / seen[known]
 
 
 def _of_lines(run: Run, key: str) -> Curve:
     """Return a number of the structure of W over the rounds."""
     pairs = [(line["round"], (line["collaboration"] or {}).get(key)) for line in run.lines]
     known = [pair for pair in pairs if None not in pair]
-    return _thinned(*np.array(known, dtype=np.float64).reshape(-1, 2).T)
+    x, y = np.array(known, dtype=np.float64).reshape(-1, 2).T
+    return x, y
 
 
 def _thinned(x: NDArray[Any], y: NDArray[Any]) -> Curve:
@@ -187,6 +188,9 @@ def _thinned(x: NDArray[Any], y: NDArray[Any]) -> Curve:
 
 
 def _mean(curves: Sequence[Curve], slots: int = 1) -> Curve:
-    """Return the mean over seeds, of the curves as long as the longest; over slots, where a round has several."""
-    longest = max((x for x, _ in curves), key=len)
-    return longest * slots, np.mean([y for x, y in curves if np.array_equal(x, longest)], axis=0)
+    """Return the mean of each round, of the seeds that have it; over slots, where a round has several."""
+    rounds = np.unique(np.concatenate([x for x, _ in curves]))
+    values = np.full((len(curves), len(rounds)), np.nan)
+    for row, (x, y) in zip(values, curves, strict=True):
+        row[np.searchsorted(rounds, x)] = y
+    return _thinned(rounds * slots, np.nanmean(values, axis=0))

@@ -24,8 +24,9 @@ const colour = byte => {
 for (const box of document.querySelectorAll('[data-matrices]')) {
   const data = JSON.parse(box.querySelector('script').textContent), n = data.size;
   const bytes = Uint8Array.from(atob(data.weights), c => c.charCodeAt(0));
-  const range = box.querySelector('input'), output = box.querySelector('output');
+  const range = box.querySelector('input'), [cell, output] = box.querySelectorAll('output');
   const [map, key] = box.querySelectorAll('canvas'), side = Math.ceil(832 / n);
+  let at = null;  // row and column of the weight that is told
   map.width = map.height = n * side;
   key.width = 256; key.height = 1;
   const bar = key.getContext('2d'), brush = map.getContext('2d');
@@ -44,13 +45,23 @@ for (const box of document.querySelectorAll('[data-matrices]')) {
     }
     output.textContent = data.texts[k];
     range.setAttribute('aria-valuetext', data.texts[k]);
+    tell();
   };
+  const tell = () => {
+    if (!at || !data.clients.length) return;
+    const [i, j] = at, weight = data.largest * (bytes[+range.value * n * n + i * n + j] / 255) ** 2;
+    cell.textContent = `${data.clients[i]}: ${weight.toFixed(3)} of ${data.clients[j]}`;
+  };
+  const move = to => { at = to.map(k => Math.min(n - 1, Math.max(0, k))); tell(); };
   range.addEventListener('input', show);
-  map.addEventListener('pointermove', event => {
-    const [i, j] = [event.offsetY / map.clientHeight, event.offsetX / map.clientWidth]
-      .map(share => Math.min(n - 1, Math.max(0, Math.floor(share * n))));
-    const weight = data.largest * (bytes[+range.value * n * n + i * n + j] / 255) ** 2;
-    if (data.clients.length) map.title = `${data.clients[i]}: ${weight.toFixed(3)} of ${data.clients[j]}`;
+  map.addEventListener('pointermove', event => move(
+    [event.offsetY / map.clientHeight, event.offsetX / map.clientWidth].map(share => Math.floor(share * n))));
+  map.addEventListener('focus', () => move(at || [0, 0]));
+  map.addEventListener('keydown', event => {
+    const step = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    move([at[0] + step[0], at[1] + step[1]]);
   });
   show();
 }
@@ -115,10 +126,12 @@ def heatmap(part: Matrices, name: str) -> str:
     note = f"<p class=note>{escape('; '.join(notes))}.</p>" if notes else ""
     return (
         f'<figure class=heatmap data-matrices><figcaption id="{name}t">{escape(part.title)}</figcaption>'
-        f'<script type="application/json">{data}</script><canvas role=img aria-labelledby="{name}t"></canvas>'
+        f'<script type="application/json">{data}</script>'
+        f'<canvas role=img tabindex=0 aria-labelledby="{name}t" aria-describedby="{name}c"></canvas>'
+        f'<output id="{name}c" class=cell aria-live=polite></output>'
         f"<div class=key aria-hidden=true>0<canvas></canvas>{largest:.3f}</div>"
-        f'<label for="{name}">Round</label>'
-        f'<input id="{name}" type=range min=0 max={rounds - 1} value=0 aria-describedby="{name}t">'
+        f'<label id="{name}l" for="{name}">Round</label>'
+        f'<input id="{name}" type=range min=0 max={rounds - 1} value=0 aria-labelledby="{name}l {name}t">'
         f'<output for="{name}" aria-live=off></output>{note}</figure>'
     )
 

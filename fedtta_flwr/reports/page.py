@@ -44,7 +44,7 @@ details{margin:.8rem 0}summary{cursor:pointer;font-weight:600}
 white-space:nowrap}.heatmap .key canvas{flex:1;width:0;height:.5rem}
 .heatmap label{font-size:.875rem;float:left;margin-right:.6rem}
 input[type=range]{width:calc(100% - 4rem);accent-color:var(--mark)}
-output{display:block;font-size:.875rem;font-variant-numeric:tabular-nums}
+.cell{min-height:1.5em}output{display:block;font-size:.875rem;font-variant-numeric:tabular-nums}
 @media print{details::details-content{content-visibility:visible}nav{display:none}}
 """
 

@@ -33,7 +33,7 @@ TIME_NOTE = (
 )
 MATRICES_NOTE = (
     "Row i of W is what client i receives: its weights of all clients' states. In the maps the clients stand group by "
-    "group, with white lines between the groups; under a pointer a map shows the weight and whose it is. The colour "
+    "group, with white lines between the groups; a pointer or the arrow keys tell a weight and whose it is. The colour "
     "goes with the square root of the weight, on one scale for all rounds of a map. A benchmark has maps of the first "
     f"seed of each method whose W changes from round to round, {MOST_MATRICES} at most."
 )
@@ -156,7 +156,10 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
         ("data", f"{data}, model {c['model']}, {c['num-clients']} clients, batches of {c['batch-size']}"),
         ("rounds", f"{run.summary['rounds']} of {run.about['rounds']}, seed {c['seed']}"),
         *([] if run.two_heads else [("groups", _groups(run))]),
+        *([] if run.scores() else [("accuracy", "none: nothing that was scored had labels")]),
         ("left out", "; ".join(f"{client} in {n} rounds" for client, n in left_out.items()) or "nobody, ever"),
+        *([("resumed", ", ".join(run.about["resumed"]))] if run.about.get("resumed") else []),
+        *([("began anew", forgot)] if (forgot := _forgot(run)) else []),
         *([("undone", f"{undone} of {run.summary['steps']} steps, not finite{whose}")] if undone else []),
         *((name, _in_rounds(run, key)) for name, key in befell if run.summary.get(key)),
         ("machine", f"{run.about.get('machine', 'unknown')}, started {run.about.get('started', '')}"),
@@ -169,6 +172,13 @@ def _run_facts(run: Run) -> list[tuple[str, str]]:
 
 def _in_rounds(run: Run, key: str) -> str:
     return few([f"{client} in {rounds} rounds" for client, rounds in run.summary[key].items()])
+
+
+def _forgot(run: Run) -> str:
+    """Return who went on without a state of its own, and when."""
+    anew = [(client, line["round"]) for line in run.lines for client in line.get("forgot") or ()]
+    found = few([f"{client} in round {number}" for client, number in anew])
+    return found and f"{found}; new, or without what was kept at home, so that the round before has no post of theirs"
 
 
 def _groups(run: Run) -> str:
@@ -192,8 +202,12 @@ def _bench_facts(bench: BenchOf) -> list[tuple[str, str]]:
         ("repeats", bench.spec.source or "nothing that was published"),
         ("runs", f"{finished} of {len(bench.cells)} finished" + (", --quick" if about.get("quick") else "")),
         ("changed", overrides or "nothing"),
-        ("code", ", ".join(codes) + "; " + ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("machine", f"{bench.machines()}, started {about.get('started', '')}"),
+        *(
+            [("code", ", ".join(codes) + "; " + ", ".join(f"{name} {version}" for name, version in versions.items()))]
+            if codes
+            else []
+        ),
+        ("machine", f"{bench.machines() or 'none so far'}, started {about.get('started', '')}"),
     ]
 
 

@@ -22,6 +22,7 @@ LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "Δ": r"$\Delta$",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }
 
 
@@ -141,7 +142,7 @@ def _pipes(cells: Iterable[str]) -> str:
 
 def _plain(text: str) -> str:
     """Keep a text from being read as Markdown or HTML."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_|<>&\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _tex(text: str) -> str:

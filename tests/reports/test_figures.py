@@ -50,11 +50,14 @@ def test_long_curves_are_averaged_evenly() -> None:
     assert (x[-1], y[-1]) == (400, 399**2)
 
 
-def test_the_mean_of_seeds_is_of_those_that_went_as_far() -> None:
-    long, short = np.arange(4), np.arange(3)
-    x, y = figures._mean([(short, np.zeros(3)), (long, np.full(4, 2.0)), (long, np.full(4, 4.0))])
-    assert x.tolist() == [0, 1, 2, 3]
-    assert y.tolist() == [3.0] * 4
+def test_the_mean_of_a_round_is_of_the_seeds_that_have_it() -> None:
+    """One has no labels in its third round, one ends earlier."""
+    x, y = figures._mean([(np.array([1, 2, 4]), np.zeros(3)), (np.arange(1, 4), np.full(3, 2.0))])
+    assert x.tolist() == [1, 2, 3, 4]
+    assert y.tolist() == [1.0, 1.0, 2.0, 0.0]
+    x, y = figures._mean([(np.arange(400), np.arange(400) + k) for k in (0.0, 1.0)], 3)
+    assert len(x) == len(y) <= figures.POINTS
+    assert (x[0], y[0]) == (3.0, 1.5)  # of three rounds of three slots
 
 
 def test_w_over_time_is_that_of_the_lines(run_local: Callable[..., Any]) -> None:

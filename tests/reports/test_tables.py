@@ -58,13 +58,16 @@ def test_markdown_is_a_table_whatever_the_names_are() -> None:
     lines = TABLE.markdown().splitlines()
     assert lines[2] == "| strategy | NIID | NIID published |"
     assert lines[3] == "| :-- | --: | --: |"
-    assert lines[4].startswith(r"| \<b\>a\|b\_&%\</b\> | 1,234.50 ± 0.25 |")
+    assert lines[4].startswith(r"| \<b\>a\|b\_\&%\</b\> | 1,234.50 ± 0.25 |")
     assert all(line.replace(r"\|", "").count("|") == 4 for line in lines[2:6])
 
 
 def test_latex_is_escaped() -> None:
     text = TABLE.latex()
-    assert r"\textless{}b\textgreater{}a|b\_\&\%\textless{}/b\textgreater{} & 1,234.50 $\pm$ 0.25 & 61.45? \\" in text
+    assert (
+        r"\textless{}b\textgreater{}a\textbar{}b\_\&\%\textless{}/b\textgreater{} & 1,234.50 $\pm$ 0.25 & 61.45? \\"
+        in text
+    )
     assert r"Local &  & $-$3.00 \\" in text
     assert r"\caption{A title with 50 \% and \textless{}i\textgreater{}}" in text
     assert r"\begin{tabular}{lrr}" in text
