@@ -99,7 +99,9 @@ class RunConfig(BaseModel):
     )
     num_clients: Annotated[int, Field(ge=1, le=100_000)] = Field(20, description="clients")
     clients: str = Field(
-        "", description="their own names, separated by commas, num-clients of them; empty = client-00, client-01, ..."
+        "",
+        description="their own names, separated by commas, num-clients of them, sorted as texts (cam-10 before cam-2), "
+        "which is the order of groups; empty = client-00, client-01, ...",
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(10, description="samples per slot")
     severity: Annotated[int, Field(ge=1, le=5)] = Field(5, description="of every corruption")
@@ -127,7 +129,9 @@ class RunConfig(BaseModel):
     )
     mixed_domains: bool = Field(False, description="every batch holds all corruptions, instead of one after the other")
     severity_schedule: Literal["constant", "gradual"] = Field(
-        "constant", description="gradual: between two shifts up from 1 to severity and down to 1 again"
+        "constant",
+        description="gradual: between two shifts up from 1 to severity and down to 1 again; with fewer "
+        "slots than 2 * severity - 1 some levels are left out, and if they are even in number the highest",
     )
     sampling: Literal["fling-iid", "disjoint"] = Field(
         "fling-iid", description="fling-iid: clients draw independently and overlap; disjoint: no sample twice"

@@ -16,7 +16,7 @@ from fedtta_flwr.data.build import check_data, image_form
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
-from fedtta_flwr.models.source import load_source
+from fedtta_flwr.models.source import EMBEDDED_MODEL, load_source
 from fedtta_flwr.models.trial import try_network, try_own
 from fedtta_flwr.plugins import is_own, plugin_code, plugin_fingerprints
 from fedtta_flwr.registry import STRATEGIES
@@ -139,6 +139,8 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
         if resumed is not None:
             check_same(resumed, config)
         begin, strategy.roster = check_inputs(config)
+        for doubt in doubts(config):
+            log(WARNING, "%s", doubt)
         _begin(strategy, begin)
         del begin  # with the images and the network of two heads
         directory = RunDirectory(path, resume=resumed is not None)
@@ -164,6 +166,22 @@ def federation(run_config: Mapping[str, Scalar]) -> Iterator[PersonalizedStrateg
                 kept = f"; {path} holds what was found" if (path / "config.json").exists() else " before it began"
                 log(WARNING, "interrupted%s; to go on, %s", kept, directory.again())
             raise
+
+
+def doubts(config: RunConfig) -> Iterator[str]:
+    """Give what is allowed and may yet not be what was meant, a line each."""
+    if config.stream and not config.checkpoint and config.model == EMBEDDED_MODEL:
+        yield (
+            f"checkpoint is empty: the embedded network of the ten digits predicts what stream = {config.stream!r} "
+            f"gives; name a .safetensors file for another"
+        )
+    groups, corruptions = round(config.spatial_heterogeneity * config.num_clients), len(config.corruption_names())
+    of_groups = config.task == "ftta" and not (config.stream or config.group_orders or config.mixed_domains)
+    if of_groups and config.dataset != "live" and groups > corruptions > 1:
+        yield (
+            f"spatial-heterogeneity = {config.spatial_heterogeneity:g}: {groups} groups, but {corruptions} "
+            f"corruptions, so that some groups see the same at a time"
+        )
 
 
 def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:

@@ -12,7 +12,7 @@ from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import save
 from fedtta_flwr.reports.terminal import Terminal
-from fedtta_flwr.server import federation, make_strategy
+from fedtta_flwr.server import doubts, federation, make_strategy
 from fedtta_flwr.strategies.fedavgm import FedAvgM
 from fedtta_flwr.strategies.fedctta import FedCTTA
 from tests.conftest import TINY, RecordingGrid
@@ -333,6 +333,22 @@ def test_a_signal_ends_a_run_whatever_it_is_at_and_says_how_to_go_on(
     assert (
         warned[-1] == f"interrupted; {tmp_path / 'run'} holds what was found; to go on, {then.format(tmp_path / 'run')}"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"stream": "mine:one"}, "checkpoint is empty: the embedded network of the ten digits predicts what stream = "),
+        ({"stream": "mine:one", "checkpoint": "x.safetensors"}, ""),
+        ({"spatial-heterogeneity": 0.35}, "spatial-heterogeneity = 0.35: 7 groups, but 6 corruptions, so that some "),
+        ({"spatial-heterogeneity": 0.3}, ""),
+        ({"spatial-heterogeneity": 1.0, "corruptions": "none"}, ""),
+    ],
+)
+def test_what_may_not_be_meant_is_said(config, said) -> None:
+    found = list(doubts(RunConfig.from_flat(config)))
+    assert len(found) == bool(said)
+    assert all(line.startswith(said) for line in found)
 
 
 def test_a_run_that_is_interrupted_before_it_began_has_kept_nothing(tmp_path, warned) -> None:

@@ -13,7 +13,8 @@ test set                    samples of client i
 
 References
 ----------
-BTFL (KDD 2025), section 5.1; the split is FedTHE's (ICLR 2023, arXiv 2205.10920), section 5.
+BTFL (KDD 2025), section 5.1; the split is FedTHE's (ICLR 2023, arXiv 2205.10920), section 5. Where the text has half
+of B naturally shifted, here, as in the published code, it is as many as there are; that code's E is smaller.
 """
 
 from dataclasses import dataclass
@@ -95,6 +96,12 @@ class Benchmark:
             raise ConfigError(
                 f"tgfl.natural-dataset = {config.tgfl.natural_dataset!r}: {natural.classes} classes, {config.dataset} "
                 f"has {data.classes}; name a set of the same ones"
+            )
+        theirs, own = (getattr(one, "class_names", ()) for one in (natural, data))
+        if unlike := [pair for pair in zip(theirs, own, strict=False) if pair[0] != pair[1]]:
+            raise ConfigError(
+                f"tgfl.natural-dir = {config.tgfl.natural_dir!r}: folder {unlike[0][0]!r} where data-dir has "
+                f"{unlike[0][1]!r}; give the folders of the classes the same names in both"
             )
         try:
             shares = balanced_dirichlet(

@@ -1,6 +1,6 @@
 """Test sets that streams are cut from, and the data sets' names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -47,10 +47,22 @@ class Corruptible:
         Of the corruptions.
     unfit : str
         Why these images cannot be corrupted, in one line; empty if they can.
+    class_names : sequence of str
+        Where they are known.
     """
 
-    def __init__(self, clean: Images, labels: NDArray[np.int64], classes: int, seed: int, *, unfit: str = "") -> None:
+    def __init__(
+        self,
+        clean: Images,
+        labels: NDArray[np.int64],
+        classes: int,
+        seed: int,
+        *,
+        unfit: str = "",
+        class_names: Sequence[str] = (),
+    ) -> None:
         self.labels = labels
+        self.class_names = class_names
         self.classes = classes
         self._seed = seed
         self._clean = clean
@@ -178,7 +190,7 @@ def _folder(folder: Path, seed: int, size: int, classes: int) -> TestSet:
     from fedtta_flwr.data.folders import ImageTree
 
     tree = ImageTree(folder, size)
-    return Corruptible(tree, tree.labels, len(tree.class_names), seed)
+    return Corruptible(tree, tree.labels, len(tree.class_names), seed, class_names=tree.class_names)
 
 
 def _arrays(folder: Path, seed: int, size: int, classes: int) -> TestSet:

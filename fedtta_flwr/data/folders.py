@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: what Pillow may open: formats that its own code decodes (not, for example, PostScript, which runs a program)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 MOST_PIXELS = 50_000_000  # of an image; half a megabyte of PNG can be a gigabyte of pixels
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # of a TIFF
 #: usual names of a data set's parts; a folder of nothing else is one too high, and would be read as so many classes
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
@@ -114,6 +115,8 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             mode, pixels = image.mode, image.width * image.height
+            if mode == "I" and image.format == "PPM":
+                mode = "I;16"  # whatever its largest value is, Pillow has brought it to 16 bits
             if pixels <= MOST_PIXELS:
                 whole = _from_16_bits(image) if mode.startswith("I;16") else image  # which Pillow would cut off at 255
                 small = whole.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
@@ -134,7 +137,9 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
 def _from_16_bits(image: "Image.Image") -> "Image.Image":
     from PIL import Image
 
-    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    values = np.rint(np.asarray(image) / 257).astype(np.uint8)
+    inverted = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO  # Pillow sees to it at 8 bits alone
+    return Image.fromarray(255 - values if inverted else values)
 
 
 def _check_is_image(path: Path) -> None:

@@ -1,7 +1,7 @@
 """In which order groups of clients meet the corruptions: the notation of the key ``group-orders``.
 
-``"4:+0,3:+1,3:reverse"``: the first 4 clients in the given order, the next 3 start one corruption later (and end with
-the first), the last 3 go backwards. ``random`` gives every client of the group an order of its own.
+``"4:+0,3:+1,3:reverse"``: the first 4 clients, by their names, meet them as given, the next 3 start one corruption
+later (and end with the first), the last 3 go backwards. ``random`` gives every client of the group an order of its own.
 """
 
 import re

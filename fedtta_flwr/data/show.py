@@ -42,7 +42,7 @@ def draw_streams(config: RunConfig, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            "`fedtta data show` needs the extra plots: pip install '.[plots]' in this project's folder"
+            "`fedtta data show` needs the extra plots: pip install -e '.[plots]' in this project's folder"
         ) from None
     data = open_data(config)
     streams = {client: build_stream(config, client, data) for client in config.client_names()}

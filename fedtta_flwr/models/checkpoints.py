@@ -6,6 +6,7 @@ The file's metadata name the ``architecture`` (a key of `fedtta_flwr.models.MODE
 
 import hashlib
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
@@ -124,8 +125,10 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, tied: b
         Naming the first few tensors that differ.
     """
     expected = model.state_dict()
-    differences = [f"{key} is missing" for key in expected if key not in tensors]
-    differences += [f"{key!r} is unknown" for key in tensors if key not in expected]
+    missing = [f"{key} is missing" for key in expected if key not in tensors]
+    unknown = [f"{key!r} is unknown" for key in tensors if key not in expected]
+    # In turn: a missing name is told beside one that may be meant by it.
+    differences = [text for pair in zip_longest(missing, unknown) for text in pair if text is not None]
     differences += [
         f"{key} is {dtype_and_shape(tensors[key])}, expected {dtype_and_shape(value)}"
         for key, value in expected.items()

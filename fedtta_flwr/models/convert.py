@@ -17,8 +17,8 @@ from fedtta_flwr.models.base import Classifier
 from fedtta_flwr.models.checkpoints import fill, first_bytes
 from fedtta_flwr.models.normalize import Normalize
 
-WRAPPERS = ("state_dict", "model", "net")
-PREFIXES = ("module.", "model.", "net.")
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+PREFIXES = ("module.", "model.", "net.", "_orig_mod.")  # the last is torch.compile's
 COUNTER = ".num_batches_tracked"
 
 # Applied in this order to every name; each is (regular expression, replacement).
@@ -141,10 +141,12 @@ def _unwrap(content: object, source: Path) -> tuple[dict[str, Tensor], list[tupl
 
 def _rename(tensors: Mapping[str, Tensor], renames: list[tuple[str, str]], source: Path) -> dict[str, Tensor]:
     """Strip the prefix of a wrapper and apply `RULES`; say so in ``renames``."""
-    for prefix in PREFIXES:
-        if all(key.startswith(prefix) for key in tensors):
-            tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
-            renames.append((f"{prefix}*", "*"))
+    while prefix := next((prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in tensors)), ""):
+        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+        renames.append((f"{prefix}*", "*"))
+    for dtype in {value.dtype for value in tensors.values() if value.is_floating_point()} - {torch.float32}:
+        tensors = {key: value.float() if value.dtype == dtype else value for key, value in tensors.items()}
+        renames.append((f"* in {dtype}", "* in torch.float32"))
     result: dict[str, Tensor] = {}
     for old, value in tensors.items():
         new = old

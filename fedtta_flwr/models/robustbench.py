@@ -22,7 +22,7 @@ from fedtta_flwr.models.base import Classifier, take_head
 from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
 
-EXTRA = "pip install '.[robustbench]' in this project's folder"
+EXTRA = "pip install -e '.[robustbench]' in this project's folder"
 
 
 class ZooClassifier(Classifier):

@@ -50,7 +50,7 @@ def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        raise ConfigError("figures need matplotlib; pip install 'fedtta-flwr[plots]'") from None
+        raise ConfigError("figures need matplotlib; pip install -e '.[plots]' in this project's folder") from None
     ink = INK[dark]
     settings: dict[Any, Any] = {f"{part}.color": ink for part in ("text", "xtick", "ytick")}
     settings |= {"axes.labelcolor": ink, "axes.edgecolor": FAINT[dark], "axes.facecolor": "none", "font.size": 9}

@@ -128,7 +128,8 @@ def check_trackers(config: RunConfig) -> None:
         # A folder of that name, such as one that W&B writes to, would do as a namespace package.
         if found is None or found.origin is None:
             raise ConfigError(
-                f"tracking = {config.tracking!r}: {name} is not installed here; pip install 'fedtta-flwr[{name}]'"
+                f"tracking = {config.tracking!r}: {name} is not installed here; pip install -e '.[{name}]' in this "
+                f"project's folder"
             )
 
 

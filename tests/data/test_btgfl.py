@@ -12,7 +12,7 @@ from PIL import Image
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import SETS, Benchmark
 from fedtta_flwr.data.build import open_benchmark
-from fedtta_flwr.data.datasets import Corruptible
+from fedtta_flwr.data.datasets import Corruptible, open_test_set
 from fedtta_flwr.errors import ConfigError
 
 CORRUPTIONS = ("contrast", "pixelate", "brightness")
@@ -266,3 +266,18 @@ def test_every_version_is_read_by_the_check() -> None:
 def test_naturally_shifted_images_need_a_folder() -> None:
     with pytest.raises(ConfigError, match=r"tgfl.natural-dir is empty: tgfl.natural-dataset = 'cifar10.1' needs"):
         open_benchmark(RunConfig.from_flat({"task": "tgfl", "tgfl.natural-dataset": "cifar10.1"}))
+
+
+def test_classes_of_natural_folders_have_the_same_names(tmp_path: Path) -> None:
+    """Sorted, "apple" comes after "Bike"."""
+    sets = []
+    for part, names in (("own", "Apple Bike"), ("natural", "apple Bike"), ("same", "Apple Bike")):
+        for name in names.split():
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(40):
+                Image.new("RGB", (32, 32), (i, 0, 0)).save(tmp_path / part / name / f"{i:02d}.png")
+        sets.append(open_test_set("folder", str(tmp_path / part), 0))
+    config = RunConfig.from_flat({"task": "tgfl", "num-clients": 2, "tgfl.dirichlet": 10.0})
+    Benchmark(config, sets[0], sets[2])
+    with pytest.raises(ConfigError, match=r"folder 'Bike' where data-dir has 'Apple'; give the folders of the classes"):
+        Benchmark(config, sets[0], sets[1])

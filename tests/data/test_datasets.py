@@ -328,12 +328,18 @@ def test_images_of_16_bits_a_channel_are_those_of_8_and_of_32_are_refused(tmp_pa
         [(grey, "png"), (grey * np.uint16(257), "png"), (grey * np.uint16(257), "tiff")]
     ):
         Image.fromarray(pixels).save(tmp_path / "ant" / f"grey{i}.{kind}")
-    images = open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.array([2, 3, 4])]
+    (tmp_path / "ant" / "grey3.pgm").write_bytes(b"P5 64 64 65535\n" + (grey * np.uint16(257)).byteswap().tobytes())
+    few = (grey.astype(np.uint16) * 16).byteswap().tobytes()  # of 12 bits
+    (tmp_path / "ant" / "grey4.pgm").write_bytes(b"P5 64 64 4080\n" + few)
+    inverted = {262: 0}  # white is zero; of 8 bits Pillow writes what it will read
+    Image.fromarray(grey).save(tmp_path / "ant" / "grey5.tiff", tiffinfo=inverted)
+    Image.fromarray((255 - grey) * np.uint16(257)).save(tmp_path / "ant" / "grey6.tiff", tiffinfo=inverted)
+    images = open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.arange(2, 9)]
     assert len(np.unique(images[0])) > 100
     assert (images == images[0]).all()
     Image.fromarray((grey / 255).astype(np.float32)).save(tmp_path / "ant" / "real.tiff")
     with pytest.raises(DataError, match=r"real.tiff: 32 bits a channel, expected an image of 8 or 16 bits a channel"):
-        open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.array([5])]
+        open_test_set("folder", str(tmp_path), 0).images("none", 1)[np.array([9])]
 
 
 def test_a_tree_has_the_order_of_torchvisions_image_folder(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_real_accuracy(name: str, accuracy: float, images: tuple[Tensor, Tensor]
     assert right / 1000 == pytest.approx(accuracy, abs=tolerance)
 
 
-@pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "net"])
-@pytest.mark.parametrize("prefix", ["", "module.", "module.model."])
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "model_state_dict", "model", "net"])
+@pytest.mark.parametrize("prefix", ["", "module.", "module.model.", "model.module.", "_orig_mod.", "module._orig_mod."])
 def test_wrappers_and_prefixes(wrapper: str | None, prefix: str, tmp_path: Path) -> None:
     state: Any = {prefix + key: value for key, value in foreign().items()}
     torch.save(state if wrapper is None else {wrapper: state, "epoch": 7}, tmp_path / "m.pt")
@@ -110,6 +110,20 @@ def test_wrappers_and_prefixes(wrapper: str | None, prefix: str, tmp_path: Path)
     assert torch.equal(model.head.weight, state[f"{prefix}fc.weight"])
     assert (("epoch", "(not a weight)") in renames) == (wrapper is not None)
     assert model.normalize.std.flatten().tolist() == pytest.approx([0.2] * 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {key: value.to(dtype) if value.is_floating_point() else value for key, value in foreign().items()}
+    torch.save(state, tmp_path / "m.pt")
+    model, renames = converted(tmp_path / "m.pt")
+    assert (f"* in {dtype}", "* in torch.float32") in renames
+    assert torch.equal(model.head.weight, state["fc.weight"].float())
+
+
+def test_what_is_missing_is_told_beside_what_is_unknown(tmp_path: Path) -> None:
+    torch.save({f"backbone.{key}": value for key, value in foreign().items()}, tmp_path / "m.pt")
+    assert re.search(r"[a-z0-9.]+ is missing; 'backbone\.[a-z0-9.]+' is unknown", refused(tmp_path / "m.pt"))
 
 
 def test_counters_that_old_files_lack_are_separate_zeros(tmp_path: Path) -> None:

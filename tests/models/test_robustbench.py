@@ -170,7 +170,7 @@ def test_what_the_zoo_lacks(name: str, dataset: str, threat: str, said: str) -> 
 def test_the_extra_is_named_when_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "robustbench", None)  # makes the import fail
     monkeypatch.setitem(sys.modules, "robustbench.utils", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[robustbench\]'") as caught:
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[robustbench\]'") as caught:
         load_robustbench("robustbench:Standard", "cifar10")
     assert "\n" not in str(caught.value)
 

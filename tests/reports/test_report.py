@@ -257,7 +257,7 @@ def test_without_matplotlib_only_the_figures_are_missing(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     _, faults = write_report(bench, tmp_path)
-    assert "pip install 'fedtta-flwr[plots]'" in faults[0]
+    assert "pip install -e '.[plots]'" in faults[0]
     assert list(tmp_path.glob("*.png")) == []
     assert table(tmp_path, "main")
 

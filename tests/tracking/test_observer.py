@@ -159,7 +159,7 @@ def test_what_is_not_installed_is_one_line_before_anything_begins(
         (tmp_path / "no_such_service").mkdir()  # as W&B leaves one named wandb
         monkeypatch.syspath_prepend(tmp_path)
     config = {"tracking": "tensorboard,wandb", "output-dir": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match=r"wandb is not installed.*pip install 'fedtta-flwr\[wandb\]'") as caught:
+    with pytest.raises(ConfigError, match=r"wandb is not installed.*pip install -e '\.\[wandb\]'") as caught:
         check_inputs(RunConfig.from_flat(config))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError), federation(config):
