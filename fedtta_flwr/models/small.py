@@ -46,8 +46,9 @@ class CCT(Classifier):
     """CCT-4/3x2: convolutional tokens, four encoder layers, attention-weighted pooling.
 
     Two 3x3 convolutions with max-pooling make 8x8 tokens of width 128 from a 32x32 image. The
-    encoder layers (2 heads, MLP ratio 1, dropout 0.1) are torch's, in pre-norm order; sequence
-    pooling (the paper's eq. 2) stands for a class token.
+    encoder layers (2 heads, MLP ratio 1, dropout 0.1) are torch's, in pre-norm order, which differ
+    from the published ones in little (docs/two-heads.md); sequence pooling (the paper's eq. 2)
+    stands for a class token.
 
     Parameters
     ----------
