@@ -39,7 +39,7 @@ recipe, since the random streams of the published arrays are not known. So order
 papers, values cannot. A CPU's time scales most of it down, and each part says how. Nothing was tuned: hyper-parameters
 are those of docs/strategies.md and docs/adapters.md, except where a row says otherwise. Of every run [record](record)
 keeps the config and the summary: this page is written of them, and who has the data can add to them with one command.
-143 of these runs had been made before, at earlier commits, on an Intel processor
+144 of these runs had been made before, at earlier commits, on an Intel processor
 (`git log -- docs/reproduction-earlier.md`): their accuracies were the same, to 0.02 points, most to the digit.
 """
 

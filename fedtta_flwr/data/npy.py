@@ -101,7 +101,7 @@ def _header(path: Path, expectation: str) -> tuple[tuple[int, ...], np.dtype[Any
             }[version]
             shape, fortran, dtype = read(file)
             if fortran and len(shape) > 1:
-                raise ValueError("Fortran order")
+                raise DataError(f"{path}: in Fortran order, {expectation}, from numpy.ascontiguousarray")
             return shape, dtype, file.tell()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file, {expectation}") from None
