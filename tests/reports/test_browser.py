@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedtta_flwr.reports.report import write_report
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs pip install 'fedtta-flwr[browser-test]'")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs pip install -e '.[browser-test]'")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
