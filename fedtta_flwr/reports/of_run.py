@@ -173,10 +173,10 @@ def _major_and_minor(run: Run) -> Table:
             rows.append([name, *map(str, classes.get(name, ("", ""))), *cells])
     heads = [f"{score_names(run)[score]} {part}" for score in scores for part in ("major", "minor")]
     title = "Accuracy in % on the clients' major and minor classes"
-    return Table("major-and-minor", title, ["", "major", "minor", *heads], rows, notes=[MAJOR_NOTE])
+    return Table("major-and-minor", title, ["client or corruption", "major", "minor", *heads], rows, notes=[MAJOR_NOTE])
 
 
 def _structure(run: Run) -> Table:
     found = run.summary.get("collaboration") or {}
     rows = [[title, number(found.get(key), 3)] for key, title in STRUCTURE.items() if found.get(key) is not None]
-    return Table("collaboration", "The collaboration matrix W, mean over the rounds", ["", "value"], rows)
+    return Table("collaboration", "The collaboration matrix W, mean over the rounds", ["of W", "value"], rows)

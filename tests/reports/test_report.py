@@ -217,12 +217,12 @@ def test_a_single_run(bench: Path, tmp_path: Path) -> None:
     if counts["seen"][3]:
         assert float(row["post"]) == pytest.approx(100 * counts["correct"][3] / counts["seen"][3], abs=0.006)
     (mean, *rows), entry = table(tmp_path, "major-and-minor"), run["accuracy"]["post"]["major_minor"]
-    assert [row[""] for row in rows] == [*entry["classes"], "contrast", "pixelate"]
+    assert [row["client or corruption"] for row in rows] == [*entry["classes"], "contrast", "pixelate"]
     for row, (client, classes) in zip(rows, entry["classes"].items(), strict=False):
         assert [row["major"], row["minor"]] == [str(k) for k in classes]
         assert float(row["post minor"]) == pytest.approx(entry["per_client"][client][1], abs=0.006)
     majors = [major for major, _ in entry["per_client"].values()]
-    assert mean[""] == "mean of clients"
+    assert mean["client or corruption"] == "mean of clients"
     assert float(mean["post major"]) == pytest.approx(statistics.mean(majors), abs=0.006)
     assert "client-00 and 1 more" in read_groups(cell_folder(bench, "NIID.FedAvg.seed0"))
     assert page.stat().st_size < 2_000_000
