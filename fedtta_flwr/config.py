@@ -309,9 +309,7 @@ class RunConfig(BaseModel):
                 f"quorum = {self.quorum}: more than num-clients = {self.num_clients}, so that no round would mix "
                 f"anything; allowed: 0 to {self.num_clients}"
             )
-        groups = self.spatial_heterogeneity * self.num_clients
-        counts = self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")
-        if counts and groups < 0.5:
+        if self.makes_groups() and self.spatial_heterogeneity * self.num_clients < 0.5:
             raise ConfigError(
                 f"spatial-heterogeneity = {self.spatial_heterogeneity}: less than one group; allowed "
                 f"with num-clients = {self.num_clients}: {1 / self.num_clients:g} (one group) to 1.0"
@@ -388,6 +386,14 @@ class RunConfig(BaseModel):
     def tracker_names(self) -> tuple[str, ...]:
         """Return the trackers that are told how the run goes."""
         return tuple(self.tracking.split(",")) if self.tracking else ()
+
+    def makes_groups(self) -> bool:
+        """Return whether it is the spatial heterogeneity that says which clients see the same."""
+        return self.task == "ftta" and not (self.group_orders or self.stream or self.dataset == "live")
+
+    def groups(self) -> int:
+        """Return how many groups of clients the spatial heterogeneity makes, where it does."""
+        return max(1, round(self.spatial_heterogeneity * self.num_clients))
 
     def client_names(self) -> tuple[str, ...]:
         """Return the clients' names; their sorted order is the order of the streams."""

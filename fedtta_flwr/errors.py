@@ -48,6 +48,11 @@ def few(names: Sequence[str], mark: str = ", ") -> str:
     return mark.join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def install(extra: str) -> str:
+    """Return how an extra of this project is had; without -e the project's folder would no longer be what runs."""
+    return f"pip install -e '.[{extra}]' in this project's folder"
+
+
 def first_fault(error: "ValidationError") -> str:
     """Return where the first fault is, and what, on one line."""
     first = error.errors()[0]

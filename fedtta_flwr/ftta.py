@@ -39,17 +39,15 @@ def visit_stream(
         result.forgot, slot = True, min(int(request["begin"]), len(stream))  # type: ignore[arg-type]
     seen = slot - 1 if seen == NO_SLOT else seen
     adapter.load_adapted_state(bench.initial if personal is None else personal)
-    own = known.parts.get("finetuned") if known is not None else None
-    finetuned = bool(own)
-    if own:
+    parts = known.parts if known is not None else {}
+    if own := parts.get("finetuned"):
         adapter.load_adapted_state(from_arrays(own))
     if late_slot != NO_SLOT and (finetune or "post" in bench.scores):
-        kept = known.parts.get("late") if known is not None else None
+        kept = parts.get("late")
         x, y = (from_arrays(kept)["x"].to(bench.device), None) if kept else _batch(bench, client, late_slot)
         result.late_domain = stream.domains[late_slot]
         if finetune:
             adapter.adapt(x)
-            finetuned = True
         if y is not None and "post" in bench.scores:
             result.count("late-seen", torch.bincount(y, minlength=classes))
             result.count("late", hits(adapter.predict(x), y, classes))
@@ -95,7 +93,7 @@ def visit_stream(
     if finetune:  # a stream without labels may come by only once
         result.memory.parts["late"] = to_arrays(late_batch)
         # The server, which was sent nothing, still has the mixture that was finetuned, and will send it again.
-        lost = finetuned and not result.samples
+        lost = (own or late_slot != NO_SLOT) and not result.samples
         result.memory.parts["finetuned"] = to_arrays(adapter.adapted_state() if lost else {})
     return result
 

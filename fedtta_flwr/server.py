@@ -175,9 +175,8 @@ def doubts(config: RunConfig) -> Iterator[str]:
             f"checkpoint is empty: the embedded network of the ten digits predicts what stream = {config.stream!r} "
             f"gives; name a .safetensors file for another"
         )
-    groups, corruptions = round(config.spatial_heterogeneity * config.num_clients), len(config.corruption_names())
-    of_groups = config.task == "ftta" and not (config.stream or config.group_orders or config.mixed_domains)
-    if of_groups and config.dataset != "live" and groups > corruptions > 1:
+    groups, corruptions = config.groups(), len(config.corruption_names())
+    if config.makes_groups() and not config.mixed_domains and groups > corruptions > 1:
         yield (
             f"spatial-heterogeneity = {config.spatial_heterogeneity:g}: {groups} groups, but {corruptions} "
             f"corruptions, so that some groups see the same at a time"

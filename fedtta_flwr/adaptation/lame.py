@@ -55,11 +55,9 @@ class LAME(Adapter):
         """Return what `predict` returns."""
         return self.predict(x)
 
-    @torch.no_grad()
     def answer(self, x: Tensor) -> Tensor:
         """Return logits [B, K] that are not smoothed."""
-        logits: Tensor = self.model(x)
-        return logits
+        return super().predict(x)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
 from fedtta_flwr.data.streams import Stream
-from fedtta_flwr.errors import ConfigError, DataError
+from fedtta_flwr.errors import ConfigError, DataError, install
 from fedtta_flwr.files import write_atomically
 
 NAMED = 40  # clients, at most, whose names are written out
@@ -41,9 +41,7 @@ def draw_streams(config: RunConfig, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError(
-            "`fedtta data show` needs the extra plots: pip install -e '.[plots]' in this project's folder"
-        ) from None
+        raise ConfigError(f"`fedtta data show` needs the extra plots: {install('plots')}") from None
     data = open_data(config)
     streams = {client: build_stream(config, client, data) for client in config.client_names()}
     counts = _class_counts(streams, data.classes)

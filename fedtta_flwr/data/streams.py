@@ -173,7 +173,7 @@ def _order(config: RunConfig, client: str) -> tuple[int, list[int]]:
         if rank < first + order.clients:
             return group, order.positions(corruptions, config.seed, client)
         first += order.clients
-    groups = max(1, round(config.spatial_heterogeneity * config.num_clients))
+    groups = config.groups()
     group = group_of(rank, config.num_clients, groups)
     return group, [corruption_of(position, group, corruptions, groups) for position in range(corruptions)]
 

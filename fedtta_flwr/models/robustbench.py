@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.errors import CheckpointError, ConfigError, install
 from fedtta_flwr.models import ROBUSTBENCH
 from fedtta_flwr.models.base import Classifier, take_head
 from fedtta_flwr.models.convert import read_torch
 from fedtta_flwr.models.normalize import Normalize
-
-EXTRA = "pip install -e '.[robustbench]' in this project's folder"
 
 
 class ZooClassifier(Classifier):
@@ -148,7 +146,7 @@ def _zoo(name: str, dataset: str, threat_model: str) -> tuple[Any, dict[str, dic
             utils = importlib.import_module("robustbench.utils")
     except ImportError as error:
         raise ConfigError(
-            f"model {ROBUSTBENCH}{name} needs an extra that is not installed ({error}): {EXTRA}"
+            f"model {ROBUSTBENCH}{name} needs an extra that is not installed ({error}): {install('robustbench')}"
         ) from error
     enums = importlib.import_module("robustbench.model_zoo.enums")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, install
 from fedtta_flwr.reports.read import shifts
 
 INK = {False: "#1f2328", True: "#e6edf3"}  # by darkness of the page
@@ -50,7 +50,7 @@ def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        raise ConfigError("figures need matplotlib; pip install -e '.[plots]' in this project's folder") from None
+        raise ConfigError(f"figures need matplotlib; {install('plots')}") from None
     ink = INK[dark]
     settings: dict[Any, Any] = {f"{part}.color": ink for part in ("text", "xtick", "ytick")}
     settings |= {"axes.labelcolor": ink, "axes.edgecolor": FAINT[dark], "axes.facecolor": "none", "font.size": 9}

@@ -47,7 +47,7 @@ class FedAvgM(FedAvg):
     def personalize(self, updates: Updates) -> State:
         """Return the mean of statistics and teachers and the moved parameters, equal for all; remember x and v."""
         mixed = super().personalize(updates)
-        shares = fedavg_weights(updates.examples.double())[0]
+        shares = fedavg_weights(updates.examples)[0]
         for name in filter(has_momentum, mixed):
             x = self._global.get(name, self.source[name].double())
             mean = (shares @ updates.state[name].double().reshape(len(updates), -1)).view_as(x)

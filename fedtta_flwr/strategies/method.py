@@ -23,11 +23,6 @@ class Method(ABC):
 
     `PersonalizedStrategy` does all else, and is what a method subclasses.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run's config; a method reads its own table from it.
-
     Attributes
     ----------
     descriptor : str

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from flwr.common.logger import log
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, in_words
+from fedtta_flwr.errors import ConfigError, in_words, install
 from fedtta_flwr.registry import TRACKERS
 from fedtta_flwr.reports.run_directory import RunDirectory
 from fedtta_flwr.resolve import resolve
@@ -127,10 +127,7 @@ def check_trackers(config: RunConfig) -> None:
         found = importlib.util.find_spec(TRACKERS[name].package)
         # A folder of that name, such as one that W&B writes to, would do as a namespace package.
         if found is None or found.origin is None:
-            raise ConfigError(
-                f"tracking = {config.tracking!r}: {name} is not installed here; pip install -e '.[{name}]' in this "
-                f"project's folder"
-            )
+            raise ConfigError(f"tracking = {config.tracking!r}: {name} is not installed here; {install(name)}")
 
 
 def make_trackers(config: RunConfig, folder: Path) -> dict[str, Tracker]:
