@@ -74,7 +74,7 @@ class LiveStream:
         self._batch_size, self._image_size, self._wait = batch_size, image_size, wait
         self._predicted = GrowingCsv(output / PREDICTIONS, PREDICTIONS_HEADER, key=("file",))
         self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER, key=("file", "bytes", "modified_ns"))
-        self._handed_out: dict[int, list[str]] = {}
+        self._handed_out: dict[int, list[str]] = {}  # the latest slot's, until they are predicted
         self._told: set[str] = set()  # names of those that cannot be read
 
     def __len__(self) -> int:
@@ -82,9 +82,10 @@ class LiveStream:
         return len(self.domains)
 
     def batch(self, slot: int) -> tuple["Tensor", None]:
-        """Return the oldest new images [B, 3, S, S] in [0, 1], 0 <= B <= batch size, and no labels."""
-        # Slots that come again, because a visit failed half-way, give back what they had.
-        self._handed_out = {s: names for s, names in self._handed_out.items() if s < slot}
+        """Return the oldest new images [B, 3, S, S] in [0, 1], 0 <= B <= batch size, and no labels.
+
+        Images whose prediction has not come by then are new again: a visit has failed half-way.
+        """
         self._predicted.append(())  # there may be room again, also where no image comes
         deadline = time.monotonic() + self._wait
         images: dict[str, NDArray[np.uint8]] = {}
@@ -94,8 +95,7 @@ class LiveStream:
             if len(images) >= self._batch_size or remaining <= 0:
                 break
             time.sleep(min(POLL, remaining))
-        if images:
-            self._handed_out[slot] = list(images)
+        self._handed_out = {slot: list(images)}
         size = self._image_size
         pixels = np.stack(list(images.values())) if images else np.empty((0, size, size, 3), np.uint8)
         return to_tensor(pixels), None
@@ -106,7 +106,7 @@ class LiveStream:
         Parameters
         ----------
         slot : int
-            A slot that `batch` gave.
+            The one that `batch` gave last.
         probabilities : Tensor
             [B, K], rows sum to 1.
         version : int
@@ -120,13 +120,12 @@ class LiveStream:
     def _collect(self, images: dict[str, NDArray[np.uint8]]) -> None:
         """Add new images until the batch is full; note what is no image, and say what cannot be read."""
         predicted, skipped = self._predicted.keys(), self._skipped.keys()
-        known = images.keys() | {name for names in self._handed_out.values() for name in names}
         arrivals, unreadable = self._arrivals()
         rows: list[tuple[str, str, str, str]] = []
         for name, bytes_, modified in arrivals:
             if len(images) >= self._batch_size:
                 break
-            if name in known or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped:
+            if name in images or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped:
                 continue
             try:
                 images[name] = read_image(self._folder / name, self._image_size)
