@@ -93,14 +93,18 @@ class Memory:
         self._restarts = restarts
 
     def recall(self, client: str, until: int | None = None) -> Remembered | None:
-        """Return a client's latest state, or with `until` its latest one written up to that round, if there is any.
+        """Return a client's latest state, if there is any.
+
+        With `until`, the round after which the run was resumed, what is on disk counts up to that round. The rest is of
+        an attempt that was given up, and is removed: a later one, resumed after a later round, would take it for its
+        own. In ``context.state``, which begins with the Flower run, there is nothing but what was kept since then.
 
         A damaged file is reported and passed over: a client that forgets goes on, one that raises is out until somebody
         comes by.
         """
         # Not by `config_records` and `array_records`, which make new mappings of everybody's records at each call.
         about = self._records.get(client)
-        if isinstance(about, ConfigRecord) and until is None:
+        if isinstance(about, ConfigRecord):
             parts: list[str] = list(about["parts"])  # type: ignore[arg-type]
             records: dict[str, ArrayRecord] = {part: self._records[f"{client}/{part}"] for part in parts}  # type: ignore[misc]
             return Remembered(Cursor(*about["cursor"]), records)  # type: ignore[misc]
@@ -114,8 +118,12 @@ class Memory:
             except CheckpointError as error:
                 log(logging.WARNING, "%s: without it the client goes on with an earlier state, or a new one", error)
                 continue
-            if found is not None and (until is None or found.cursor.round <= until):
+            if found is None:
+                continue
+            if until is None or found.cursor.round <= until:
                 return found
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         return None
 
     def keep(self, states: Mapping[str, Remembered], checkpoint: int = 0) -> None:
@@ -156,8 +164,8 @@ class Memory:
         """Write the state after a round: the present one, or, of a client that was away then, the one before it."""
         path = folder / f"{_stem(client)}@{round_}.safetensors"
         if state.cursor.round != round_:
-            before = None if path.exists() else self.recall(client)
-            if before is None or before.cursor.round > round_:
+            before = self.recall(client)
+            if before is None or before.cursor.round > round_ or (before.cursor.round == round_ and path.exists()):
                 return
             state = before
         _write(path, state)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,10 +76,10 @@ def test_the_state_of_a_checkpoint_outlives_later_visits(tmp_path: Path) -> None
     for number in range(1, 12):
         memory.keep({"a": state(number)}, checkpoint=number if number % 3 == 0 else 0)
     found = Memory(RecordDict(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "a@6.safetensors", "a@9.safetensors"]
     assert number_of(found.recall("a")) == 11
     assert [number_of(found.recall("a", until=n)) for n in (11, 10, 9, 8, 6)] == [11, 9, 9, 6, 6]
     assert found.recall("a", until=5) is None  # only two are kept
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "a@6.safetensors", "a@9.safetensors"]
 
 
 def test_a_client_that_was_away_at_the_checkpoint_has_its_last_state_before_it(tmp_path: Path) -> None:
@@ -103,11 +104,34 @@ def test_a_client_that_was_away_at_the_checkpoint_writes_that_state_when_it_retu
     memory = Memory(RecordDict(), tmp_path, restarts=restarts)
     for number, checkpoint in ((2, 0), (3, 3), (5, 3), (7, 6), (8, 6)):
         memory.keep({"a": state(number)}, checkpoint)
+    if restarts:  # the node itself was restarted while the client was away
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        Memory(RecordDict(), tmp_path / "copy").keep({"a": state(10)}, checkpoint=9)
+        assert number_of(Memory(RecordDict(), tmp_path / "copy").recall("a", until=9)) == 8
     again = Memory(RecordDict(), tmp_path)
     assert [number_of(again.recall("a", until=n)) for n in (6, 3)] == [5, 3]
-    if restarts:  # the node itself was restarted while the client was away
-        again.keep({"a": state(10)}, checkpoint=9)
-        assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=9)) == 8
+
+
+def test_a_resumed_client_whose_answer_was_lost_does_not_go_back(tmp_path: Path) -> None:
+    Memory(RecordDict(), tmp_path).keep({"a": state(2)}, checkpoint=2)
+    memory = Memory(RecordDict(), tmp_path)
+    assert number_of(memory.recall("a", until=2)) == 2
+    memory.keep({"a": state(3)})
+    assert number_of(memory.recall("a", until=2)) == 3  # the server does not know yet that it has gone on
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("before", [9, 20])
+def test_a_checkpoint_of_an_attempt_that_was_given_up_is_nobodys(tmp_path: Path, before: int, restarts: bool) -> None:
+    first = Memory(RecordDict(), tmp_path, restarts=restarts)
+    first.keep({"a": state(9)}, checkpoint=9)
+    first.keep({"a": state(before)}, checkpoint=20 if before == 20 else 0)
+    first.keep({"a": state(21)}, checkpoint=20)  # the server dies before it has written its own
+    second = Memory(RecordDict(), tmp_path, restarts=restarts)
+    assert number_of(second.recall("a", until=10)) == 9
+    second.keep({"a": state(19)}, checkpoint=10)
+    second.keep({"a": state(22)}, checkpoint=20)  # it was away after 19
+    assert number_of(Memory(RecordDict(), tmp_path).recall("a", until=20)) == 19
 
 
 def test_a_checkpoint_keeps_no_state_of_after_it(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.files import read_tensors, write_tensors
 from fedtta_flwr.local_grid import LocalGrid
+from fedtta_flwr.records import INFO
 from fedtta_flwr.registry import STRATEGIES
 from fedtta_flwr.server import federation
 from fedtta_flwr.strategies.checkpoint import FILE, personal
@@ -45,12 +48,20 @@ class KilledAfter:
 
 
 class Leaving(LocalGrid):
-    """Some of its nodes may be away."""
+    """Some of its nodes may be away, and what a client answers in one round may be lost."""
 
     away: frozenset[int] = frozenset()
+    lost: tuple[str, int] = ("", 0)
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node in super().get_node_ids() if node not in self.away]
+
+    def _answer(self, message: Message) -> Message:
+        answer = super()._answer(message)
+        info = message.content.config_records.get(INFO, {})
+        if self.lost[0] in info.get("clients", ()) and self.lost[1] == info.get("round"):  # type: ignore[operator]
+            return Message(Error(ErrorCode.UNKNOWN, "lost"), reply_to=message)
+        return answer
 
 
 class AwayIn:
@@ -72,12 +83,15 @@ class AwayIn:
 def start(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., Path]:
     """Run a tiny federation in a fresh grid, whose clients remember nothing but what is on disk."""
 
-    def run(name: str, killed_after: int = 0, nodes: int = 2, away_in: int = 0, **overrides: Any) -> Path:
+    def run(
+        name: str, killed_after: int = 0, nodes: int = 2, away_in: int = 0, lost_in: int = 0, **overrides: Any
+    ) -> Path:
         path = tmp_path / name
         flat = TINY | {"state-dir": str(tmp_path / "states"), "checkpoint-every": 2} | overrides
         if "resume" not in overrides:
             flat["output-dir"] = str(path)
         grid = Leaving(apps[1], RunConfig.from_flat(flat).to_flat(), nodes)
+        grid.lost = "client-01", lost_in
         try:
             with federation(flat) as strategy:
                 strategy.observers.append(AwayIn(grid, away_in))
@@ -120,6 +134,14 @@ def test_the_result_is_that_of_an_undisturbed_run(start: Callable[..., Path], ad
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_resumes(start: Callable[..., Path], strategy: str) -> None:
     changed = {"strategy": strategy, "adapter": "tent"}
+    whole = start("whole", **changed)
+    broken = start("broken", 3, **changed)
+    start("broken", resume=str(broken), **changed)
+    assert result(broken) == result(whole)
+
+
+def test_an_answer_that_is_lost_sends_no_client_back(start: Callable[..., Path]) -> None:
+    changed = {"adapter": "cotta", "cotta.augmentations": 2, "lost_in": 3}
     whole = start("whole", **changed)
     broken = start("broken", 3, **changed)
     start("broken", resume=str(broken), **changed)
