@@ -175,8 +175,8 @@ class RunConfig(BaseModel):
     )
     quorum: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="clients that must be there for a round to mix their states, and at the start once join-timeout is "
-        "over; 0 = all at the start, then any number",
+        description="clients that must have adapted in a round for it to mix their states, and that must be there at "
+        "the start once join-timeout is over; 0 = all at the start, then any number",
     )
     clip_updates: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0,

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtta_flwr.config import SCORES, RunConfig
@@ -29,7 +28,7 @@ from fedtta_flwr.reports.scoreboard import Scoreboard
 from fedtta_flwr.reports.timeline import Timeline
 from fedtta_flwr.reports.totals import Totals
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
-from fedtta_flwr.strategies.rounds import Counts, Round
+from fedtta_flwr.strategies.rounds import Round
 from fedtta_flwr.strategies.structure import structure
 
 SAVE_EVERY = 30.0  # seconds between two writes of what must be rewritten whole
@@ -81,7 +80,6 @@ class RunDirectory:
         self._held: dict[str, Any] | None = None
         self._lines: list[str] = []  # those that are not written yet
         self._outage = Outage(path)
-        self._own: list[Counts] = []
         self._totals = Totals()
         self._rounds = 0
         self._due = 0.0
@@ -126,8 +124,7 @@ class RunDirectory:
         self._timeline.add(round_)
         self._interpolation.add(round_)
         if self._held is not None:
-            late = [c for c in round_.counts if c.round == self._held["round"]]
-            self._held["accuracy"] = _micro(self._own + late)
+            self._held["accuracy"] = self._timeline.accuracy(self._held["round"])
             self._release()
         self._totals.add(round_)
         if round_.closing:
@@ -138,24 +135,23 @@ class RunDirectory:
             self._matrices.add(round_.number, round_.clients, round_.weights)
             found = structure(round_.weights, [round_.domains.get(client) or None for client in round_.clients])
             self._totals.add_structure(found)
-        self._own = [c for c in round_.counts if c.round == round_.number]
         self._held = {
             "round": round_.number,
             "clients": len(round_.clients),
             "samples": round_.samples,
             "steps": sum(round_.steps.values()),
             "rolled_back": sum(round_.undone.values()),
-            "undone": round_.undone,
+            "undone": dict(sorted(round_.undone.items())),
             "clipped": list(round_.clipped),
             "predictions": {
                 "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),
             },
-            "accuracy": _micro(self._own),
+            "accuracy": self._timeline.accuracy(round_.number),
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
-            "screened": round_.missing,
+            "screened": dict(sorted(round_.missing.items())),
             "forgot": list(round_.forgot),
         }
         due = time.monotonic() > self._due
@@ -167,15 +163,12 @@ class RunDirectory:
         """Return what `restore` needs beside the files, which are brought up to date."""
         self._save(finished=False)
         tallies = self.board.tallies()
-        tensors = {
-            "board": _stacked(list(tallies.values())),
-            "own": _stacked([np.stack([c.seen, c.correct]) for c in self._own]),
-        }
+        board = np.stack(list(tallies.values())) if tallies else np.zeros((0, 2, 0), dtype=np.int64)
+        tensors = {"board": torch.from_numpy(board)}
         timeline, domains = self._timeline.snapshot()
         tensors |= {f"timeline.{key}": t for key, t in timeline.items()}
         about = {
             "board": list(tallies),
-            "own": [(c.round, c.client, c.domain, c.score) for c in self._own],
             "held": self._held,
             "rounds": self._rounds,
             "domains": domains,
@@ -186,9 +179,8 @@ class RunDirectory:
 
     def restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Go on from a snapshot; lines and matrices of later rounds are dropped."""
-        board, own = (tensors[key].numpy() for key in ("board", "own"))
-        self.board.load({tuple(key): tally for key, tally in zip(about["board"], board, strict=True)})
-        self._own = [Counts(*key, *counts) for key, counts in zip(about["own"], own, strict=True)]
+        tallies = zip(about["board"], tensors["board"].numpy(), strict=True)
+        self.board.load({tuple(key): tally for key, tally in tallies})
         self._held, self._rounds = about["held"], about["rounds"]
         if self._held is not None:  # earlier versions did not look at these
             nothing: dict[str, Any] = {"largest_share": None, "collapsed": []}
@@ -295,10 +287,6 @@ def run_path(config: RunConfig) -> Path:
     return path
 
 
-def _stacked(tallies: list[NDArray[np.int64]]) -> Tensor:
-    return torch.from_numpy(np.stack(tallies) if tallies else np.zeros((0, 2, 0), dtype=np.int64))
-
-
 def _versions() -> dict[str, str]:
     """Return the versions of the packages that are there; a deployed server needs no Ray."""
     found = {}
@@ -315,13 +303,3 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{name}, {os.cpu_count()} cores, {platform.system()}"
-
-
-def _micro(counts: list[Any]) -> dict[str, float]:
-    """Return micro accuracy in percent by score."""
-    sums: dict[str, list[int]] = {}
-    for entry in counts:
-        pair = sums.setdefault(entry.score, [0, 0])
-        pair[0] += int(entry.correct.sum())
-        pair[1] += int(entry.seen.sum())
-    return {score: 100 * correct / seen for score, (correct, seen) in sums.items()}

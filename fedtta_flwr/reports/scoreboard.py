@@ -70,7 +70,9 @@ class Scoreboard:
         of_domain = _grouped(own, lambda key: key[1])
         of_client = _grouped(own, lambda key: key[0])
         met = {name: of_domain[name] for name in self.domains() if name in of_domain}
-        of_clients = {name: [_micro(tally) for key, tally in own.items() if key[1] == name] for name in met}
+        of_clients: dict[str, list[float]] = {name: [] for name in met}
+        for (_, name), tally in own.items():
+            of_clients[name].append(_micro(tally))
         means = {name: fmean(values) for name, values in of_clients.items()}  # exact: clients come in any order
         return {
             "micro": _micro((seen, correct)),

@@ -32,21 +32,31 @@ class Timeline:
 
     def add(self, round_: Round) -> None:
         """Enter what a round brought; a late `post` belongs to the round whose batch it scores."""
-        samples: dict[tuple[str, str], int] = {}
+        samples: dict[tuple[str, str], dict[str, int]] = {}
         for entry in round_.counts:
             seen, correct = int(entry.seen.sum()), int(entry.correct.sum())
             if entry.round not in self._counts:  # nothing is counted of a stream without labels
                 self._counts[entry.round] = np.zeros((2, len(SCORES), len(self._column)), dtype=np.int32)
             self._counts[entry.round][:, SCORES.index(entry.score), self._column[entry.client]] += (seen, correct)
             if entry.round == round_.number:
-                samples[entry.client, entry.domain] = samples.get((entry.client, entry.domain), 0) + seen
+                of_scores = samples.setdefault((entry.client, entry.domain), {})
+                of_scores[entry.score] = of_scores.get(entry.score, 0) + seen
         if round_.closing:
             return
+        # By any score that knows them all: a visit's last slot has no `post` yet.
+        number = {key: max(of_scores.values()) for key, of_scores in samples.items()}
         domain = self._domain[round_.number] = np.full(len(self._column), -1, dtype=np.int32)
         for client, domains in sorted(round_.domains.items()):  # in the same order whoever replied first
             if domains:
-                most = max(sorted(domains), key=lambda name, client=client: samples.get((client, name), 0))  # type: ignore[misc]
+                most = max(sorted(domains), key=lambda name, client=client: number.get((client, name), 0))  # type: ignore[misc]
                 domain[self._column[client]] = self._domains.setdefault(most, len(self._domains))
+
+    def accuracy(self, round_: int) -> dict[str, float]:
+        """Return a round's micro accuracy in percent by score, of all that has been entered of it so far."""
+        if round_ not in self._counts:
+            return {}
+        of_scores = zip(SCORES, *self._counts[round_].sum(axis=2).tolist(), strict=True)
+        return {score: 100 * correct / seen for score, seen, correct in of_scores if seen}
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays of the file.

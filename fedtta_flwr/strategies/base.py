@@ -163,6 +163,8 @@ class PersonalizedStrategy(Method, Strategy):
                     mixed = self.personalize(updates)
                 if (fault := check_states(mixed, forms)) is not None:
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
+                if self.one_for_all:  # one copy, which is sent to a node, and saved, once
+                    mixed = {name: t[:1].clone().expand_as(t) for name, t in mixed.items()}
                 self._keep(updates.clients, mixed)
             else:
                 unmixed, instead = self.unmixed(updates)

@@ -1,6 +1,7 @@
 """FedAvgM: FedAvg with momentum on the server (Hsu et al. 2019, arXiv 1909.06335)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -46,15 +47,16 @@ class FedAvgM(FedAvg):
 
     def personalize(self, updates: Updates) -> State:
         """Return the mean of statistics and teachers and the moved parameters, equal for all; remember x and v."""
-        mixed = super().personalize(updates)
+        averaged = {name: t for name, t in updates.state.items() if not has_momentum(name)}
+        mixed = super().personalize(replace(updates, state=averaged))
         shares = fedavg_weights(updates.examples)[0]
-        for name in filter(has_momentum, mixed):
+        for name in filter(has_momentum, updates.state):
             x = self._global.get(name, self.source[name].double())
             mean = (shares @ updates.state[name].double().reshape(len(updates), -1)).view_as(x)
             x, v = server_step(x, mean, self._velocity.get(name), self.options)
             self._global[name], self._velocity[name] = x, v
-            mixed[name] = x.to(mixed[name].dtype).expand_as(mixed[name]).clone()
-        return mixed
+            mixed[name] = x.to(updates.state[name].dtype).expand_as(updates.state[name]).clone()
+        return {name: mixed[name] for name in updates.state}
 
     def memory(self) -> State:
         """Return x and v: ``global/NAME`` and ``velocity/NAME``, float64."""

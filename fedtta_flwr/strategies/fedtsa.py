@@ -151,7 +151,7 @@ class MemoryBank:
         """Install what `memory` returned."""
         self._kept = {}
         for key, t in memory.items():
-            client, _, name = key.rpartition("/")
+            client, _, name = key.partition("/")
             self._kept.setdefault(client, {})[name] = t
 
 

@@ -62,7 +62,8 @@ class Round:
     forgot : tuple of str
         Clients that went on without the states that they had kept at home: new ones, or after a restart.
     bytes_up, bytes_down : int
-        Of all arrays, all clients together; as if each were a device of its own.
+        Of all arrays, all clients together; as if each were a device of its own, but for the counts, which are padded
+        to a node's longest visit.
     seconds : dict of str to float
         ``client`` (the clients' compute, summed), ``server``, ``transport`` (waiting while no client computed) and
         ``total``.

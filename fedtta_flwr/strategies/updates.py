@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Collection, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,11 +49,6 @@ class Updates:
     def __len__(self) -> int:
         """Return N."""
         return len(self.clients)
-
-    @cached_property
-    def received(self) -> State:
-        """The states from which the clients began this round, each [N, *shape]."""
-        return {name: torch.stack([state[name] for state in self.began]) for name in self.state}
 
 
 @dataclass(frozen=True)
@@ -261,6 +255,8 @@ def check_states(
 def _unsound(state: Mapping[str, Tensor], largest: float = math.inf) -> str | None:
     """Return the first tensor that no network can work with, and why, or None; variances may reach the square."""
     for name, t in state.items():
+        if t.dim() and t.stride(0) == 0:  # one mixture for all: one row
+            t = t[:1]
         # One pass over all that was sent, without a copy; both ends are NaN where an entry is.
         low, high = (end.item() for end in t.aminmax()) if t.numel() else (0.0, 0.0)
         if not (math.isfinite(low) and math.isfinite(high)):

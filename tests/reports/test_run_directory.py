@@ -140,6 +140,18 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert [line["screened"] for line in lines] == [{}, {"b": "no reply in time"}]
 
 
+def test_who_answers_first_changes_no_line(tmp_path: Path, config: RunConfig) -> None:
+    lines = []
+    for names in ("ab", "ba"):
+        directory = RunDirectory(tmp_path / names)
+        directory.on_start(config, ("a", "b", "c"), 1)
+        about = {name: f"{name} is away" for name in names}
+        directory.on_round(made_round(1, missing=about, undone=dict.fromkeys(names, 1)))
+        directory.close(finished=False)
+        lines.append((tmp_path / names / "rounds.jsonl").read_bytes())
+    assert lines[0] == lines[1]
+
+
 def test_a_method_without_matrices(tmp_path: Path, config: RunConfig) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.on_start(config, ("a", "b", "c"), 1)

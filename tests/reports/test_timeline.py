@@ -71,6 +71,26 @@ def test_whose_what_when(tmp_path: Path) -> None:
         assert file["correct"].tolist() == [[[3, 0, 0], [3, 0, 0]], [[4, 1, 0], [5, 0, 0]]]
 
 
+def test_the_corruption_of_most_samples_whatever_has_its_post_score_by_now(tmp_path: Path) -> None:
+    """Two slots in a visit: of the last, `post` comes a round later."""
+    seen = [("pre", 10, "day"), ("tta", 10, "day"), ("post", 10, "day"), ("pre", 15, "night"), ("tta", 15, "night")]
+    timeline = Timeline(CLIENTS)
+    both = {"a": frozenset({"day", "night"})}
+    timeline.add(Round(1, domains=both, counts=[counts(1, "a", s, n, 2, domain=d) for s, n, d in seen]))
+    arrays = timeline.arrays()
+    assert arrays["domains"][arrays["domain"][0, 0]] == "night"
+
+
+def test_accuracy_of_a_round_with_what_came_later(tmp_path: Path) -> None:
+    timeline = Timeline(CLIENTS)
+    timeline.add(first())
+    assert timeline.accuracy(1) == {"pre": 100 * 3 / 12}
+    timeline.add(second())
+    assert timeline.accuracy(1) == {"pre": 100 * 3 / 12, "post": 100 * 5 / 9}
+    assert timeline.accuracy(2) == {"pre": 100 * 3 / 6}
+    assert timeline.accuracy(3) == {}
+
+
 def test_a_run_without_rounds_has_a_file_too(tmp_path: Path) -> None:
     Timeline(CLIENTS).write(tmp_path)
     with np.load(tmp_path / FILE, allow_pickle=False) as file:

@@ -266,8 +266,9 @@ def test_a_checkpoint_of_another_version_is_one_line(start: Callable[..., Path])
         start("broken", resume=str(broken))
 
 
-def test_one_mixture_for_all_is_written_once(start: Callable[..., Path]) -> None:
-    tensors, about = read_tensors(start("whole", strategy="fedavg") / FILE)
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "ldawa"])
+def test_one_mixture_for_all_is_written_once(start: Callable[..., Path], strategy: str) -> None:
+    tensors, about = read_tensors(start("whole", strategy=strategy, adapter="tent") / FILE)
     states = personal(tensors, about)
     assert len([key for key in tensors if key.startswith("personal/")]) == len(states["client-00"]) > 0
     assert list(states) == CLIENTS

@@ -33,7 +33,7 @@ def drawn(client: str, number: int) -> Tensor:
 def update(client: str, number: int) -> Update:
     """Statistics, a parameter and an indicator, all of them peculiar to client and round."""
     u = drawn(client, number)
-    state = {"bn.running_mean": u[:2] + 1, "bn.running_var": u[2:4] + 0.1, "weight": u[:1].reshape(1, 1)}
+    state = {"block/bn.running_mean": u[:2] + 1, "block/bn.running_var": u[2:4] + 0.1, "weight": u[:1].reshape(1, 1)}
     return Update(state, u, 5)
 
 
@@ -145,7 +145,7 @@ def test_a_new_instance_goes_on_from_the_memory(tiny_config, variant: str, after
 def test_statistics_are_remembered_only_where_they_are_needed(tiny_config, mix_time: bool) -> None:
     strategy = FedTSA(tiny_config(**{"fedtsa.mix-time": mix_time, "fedtsa.steps": 1}))
     run(strategy, last=1)
-    names = ["round", "indicator"] + ["bn.running_mean", "bn.running_var"] * mix_time
+    names = ["round", "indicator"] + ["block/bn.running_mean", "block/bn.running_var"] * mix_time
     assert set(strategy.memory()) == {f"bank/{client}/{name}" for client in "abc" for name in names}
 
 
@@ -269,8 +269,8 @@ def test_statistics_are_mixed_over_time_then_over_clients(tiny_config, pooling: 
                     share * (u[2 + c].item() + 0.1 + (pooling == "moments") * (u[c].item() + 1 - mean) ** 2)
                     for share, u in shares
                 )
-                assert found["bn.running_mean"][i, c].item() == pytest.approx(mean, rel=1e-5)
-                assert found["bn.running_var"][i, c].item() == pytest.approx(var, rel=1e-5)
+                assert found["block/bn.running_mean"][i, c].item() == pytest.approx(mean, rel=1e-5)
+                assert found["block/bn.running_var"][i, c].item() == pytest.approx(var, rel=1e-5)
             # a parameter is of this round alone
             own = math.fsum(w[i][j] * drawn(name, number)[0].item() for j, name in enumerate(names))
             assert found["weight"][i].item() == pytest.approx(own, rel=1e-5)
