@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedtta_flwr import nodes
-from fedtta_flwr.launch import free_port
+from fedtta_flwr.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("device-0", "device-1", "device-2")

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.record import NETWORKS, PARTS, Part
 from fedtta_flwr.bench.runner import cell_folder, open_bench
 from fedtta_flwr.bench.spec import cells, read_spec
-from fedtta_flwr.files import write_atomically, write_json
-from fedtta_flwr.run_config import is_finished, read_overrides
+from fedtta_flwr.files import is_finished, write_atomically, write_json
+from fedtta_flwr.run_config import read_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS, KEPT = ROOT / "configs" / "bench", ROOT / "docs" / "record"

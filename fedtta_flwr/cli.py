@@ -92,7 +92,7 @@ def list_(
     ] = None,
 ) -> None:
     """Show what a run config can name."""
-    from fedtta_flwr.launch import catalogue, describe_adapter
+    from fedtta_flwr.catalogue import catalogue, describe_adapter
 
     entries = catalogue()
     if what is not None and what not in entries:

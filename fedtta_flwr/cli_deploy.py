@@ -57,7 +57,7 @@ def serve(
     address = parse_address("--control", control, CONTROL_PORT)
     check_control(address, without_login=control_without_login)
     home = _home(state_dir_, "server")
-    from fedtta_flwr.launch import check_apart, check_free
+    from fedtta_flwr.ports import check_apart, check_free
 
     fleet = Address(host.strip("[]"), fleet_port)
     check_free("--fleet-port or --host", fleet)

@@ -171,3 +171,12 @@ def read_tensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())
         raise CheckpointError(f"{path}: cannot be read as saved tensors ({text}); restore it from a copy") from None
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a run directory holds a run that has ended well."""
+    try:
+        json.loads((folder / "config.json").read_text())["config"]
+        return bool(json.loads((folder / "summary.json").read_text())["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -13,7 +13,7 @@ from fedtta_flwr.credentials import load_key
 from fedtta_flwr.deploy import Address, supernode_command
 from fedtta_flwr.errors import FederationError
 from fedtta_flwr.fleet import NotYet, check_plain, check_tls, is_registered
-from fedtta_flwr.launch import check_free, free_port
+from fedtta_flwr.ports import check_free, free_port
 from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.resolve import PLUGIN_VARIABLE
 

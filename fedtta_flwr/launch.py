@@ -1,9 +1,6 @@
 """Starting a run: in this process, through ``flwr run`` on a SuperLink of its own, or on one that devices joined."""
 
-import errno
 import importlib.util
-import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,56 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from fedtta_flwr.config import RunConfig, Scalar, describe_keys
+from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.control import connect, control_api, start_run, words
-from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError, RunError
+from fedtta_flwr.ports import free_port
 from fedtta_flwr.processes import await_end, end_with_parent, stop
-from fedtta_flwr.registry import ADAPTERS, HEADS, STRATEGIES
 from fedtta_flwr.runs import START_SECONDS, await_start, follow
 
 STOP_SECONDS = 20.0
-
-
-def catalogue() -> dict[str, list[tuple[str, str]]]:
-    """Return (name, explanation) of everything that a run config can name, by kind."""
-    from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
-    from fedtta_flwr.data.datasets import DATASETS
-    from fedtta_flwr.models import MODELS
-
-    return {
-        "strategies": [(name, text) for name, (_, text) in STRATEGIES.items()],
-        "adapters": [(name, method.text) for name, method in ADAPTERS.items()],
-        "heads": [(name, text) for name, (_, text) in HEADS.items()],
-        "datasets": list(DATASETS.items()),
-        "corruptions": [
-            ("none", "clean images"),
-            *((name, "") for name in CORRUPTIONS),
-            *((name, "beyond the papers' fifteen") for name in EXTRA_CORRUPTIONS),
-        ],
-        "models": [
-            *MODELS.items(),
-            ("robustbench:ID", "a network of the RobustBench zoo, e.g. robustbench:Standard"),
-            ("MODULE:FUNCTION", "a network of your own package (docs/data.md)"),
-        ],
-        "configs": _files("configs"),
-        "presets": _files("configs/presets"),
-        "benchmarks": _files("configs/bench"),
-        "keys": [(key, f"{text} [{json.dumps(default)}]") for key, default, text in describe_keys()],
-    }
-
-
-def describe_adapter(name: str) -> dict[str, str]:
-    """Return what is to be known of an adapter: title -> text; the options as a run config would name them."""
-    method, options = ADAPTERS[name], RunConfig().options(name).model_dump(by_alias=True)
-    return {
-        "paper": method.paper,
-        "updates": method.updates,
-        "uploads": method.uploads,
-        "keeps": method.keeps,
-        "predicts": method.predicts,
-        "options": ", ".join(f"{name}.{key} = {json.dumps(default)}" for key, default in options.items()) or "none",
-    }
 
 
 def app_root() -> Path:
@@ -195,48 +150,6 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
     raise FederationError(f"the SuperLink did not start on port {port}: {' / '.join(lines) or 'no output'}")
 
 
-def free_port() -> int:
-    """Return a port of this machine's that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def check_free(option: str, address: Address) -> None:
-    """Refuse an address of this machine's on which a server cannot listen; `option` names another.
-
-    Raises
-    ------
-    ConfigError
-        Somebody else listens there, or it is no address of this machine's.
-    """
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may just have ended
-            probe.bind(place)
-    except (OSError, UnicodeError) as error:  # no host name can have an empty part
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        in_use = f"port {address.port} is in use (by a server that is still ending? then wait)"
-        fault = in_use if taken else f"it cannot be listened on ({getattr(error, 'strerror', error)})"
-        raise ConfigError(f"{address}: {fault}; give another with {option}") from None
-
-
-def check_apart(fleet: Address, control: Address) -> None:
-    """Refuse a server's two addresses where one would keep it from listening on the other.
-
-    Raises
-    ------
-    ConfigError
-        They have one port, and not each an address of its own.
-    """
-    if fleet.port != control.port:
-        return
-    mine, theirs = ({place[0] for *_, place in socket.getaddrinfo(*both)} for both in (control, fleet))
-    if mine & theirs or (mine | theirs) & {"0.0.0.0", "::"}:
-        raise ConfigError(f"--control {control}: devices are awaited there, too ({fleet}); give another --fleet-port")
-
-
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"fedtta_flwr_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -244,14 +157,3 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _files(folder: str) -> list[tuple[str, str]]:
-    """Return the config files in a folder of the app, and what they say they are."""
-    return [(str(path), _headline(path)) for path in sorted((app_root() / folder).glob("*.toml"))]
-
-
-def _headline(path: Path) -> str:
-    """Return what a config file's comment says after the command that runs it."""
-    comments = [line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#")]
-    return comments[1] if len(comments) > 1 else ""

@@ -1,6 +1,5 @@
 """Run-config overrides from the command line and from files, and what a run directory says of itself."""
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -104,12 +103,3 @@ def resumed(folder: Path) -> dict[str, Scalar]:
     folder = expanded("--resume", folder).absolute()
     config: dict[str, Scalar] = read_part(folder / "config.json", About, "a run's")["config"]
     return config | {"resume": str(folder)}
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether a run directory holds a run that has ended well."""
-    try:
-        json.loads((folder / "config.json").read_text())["config"]
-        return bool(json.loads((folder / "summary.json").read_text())["finished"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

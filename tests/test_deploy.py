@@ -14,7 +14,7 @@ from fedtta_flwr import cli, deploy, runs
 from fedtta_flwr.control import connect, control_api, environment, one_line, start_run
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import ConfigError, FederationError
-from fedtta_flwr.launch import check_apart, check_free, free_port
+from fedtta_flwr.ports import check_apart, check_free, free_port
 
 FLEET, CONTROL = Address("0.0.0.0", 9092), Address("127.0.0.1", 8000)
 

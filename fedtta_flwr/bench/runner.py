@@ -19,11 +19,10 @@ from typing import Any, Protocol
 from fedtta_flwr.bench.spec import Cell, Spec, Table
 from fedtta_flwr.config import RunConfig, Scalar, differing_key
 from fedtta_flwr.errors import ConfigError, FedTTAError, StorageError
-from fedtta_flwr.files import locked, write_json
+from fedtta_flwr.files import is_finished, locked, write_json
 from fedtta_flwr.plugins import plugin_fingerprints
 from fedtta_flwr.processes import as_command, end_with_parent, stop
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.run_config import is_finished
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 
 FILE = "bench.json"

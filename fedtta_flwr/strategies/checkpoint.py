@@ -9,10 +9,9 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
-from fedtta_flwr.files import Outage, read_tensors, write_tensors
+from fedtta_flwr.files import Outage, is_finished, read_tensors, write_tensors
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.run_config import is_finished
 
 if TYPE_CHECKING:
     from fedtta_flwr.strategies.base import PersonalizedStrategy

@@ -24,9 +24,8 @@ from fedtta_flwr.bench.runner import (
 from fedtta_flwr.bench.spec import Cell, cells, make_spec, read_spec
 from fedtta_flwr.config import differing_key
 from fedtta_flwr.errors import ConfigError, StorageError
-from fedtta_flwr.files import locked, read_tensors
+from fedtta_flwr.files import is_finished, locked, read_tensors
 from fedtta_flwr.records import code_fingerprint
-from fedtta_flwr.run_config import is_finished
 from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 from tests.conftest import ROOT, TINY
 

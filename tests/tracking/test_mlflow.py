@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.launch import free_port
+from fedtta_flwr.ports import free_port
 from fedtta_flwr.tracking.mlflow import MLflow
 from tests.tracking.conftest import Broken, Numbers, accuracies, breaks, expected, without_seconds
 
