@@ -74,6 +74,7 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+LONGEST_HEADER = 2**20  # bytes, for thousands of names and shapes; a tensor without values would be nothing but these
 LONGEST_LINE = 500
 OTHERS = ("templates", "app")  # folders of the package: what no run uses, and what a wheel has and a checkout has not
 
@@ -105,6 +106,9 @@ def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
     array = record.get(PACKED)
     if array is None or len(record) > 1 or array.stype != SAFETENSORS:
         raise ValueError(f"arrays {', '.join(record)[:80]!r}: expected one, {PACKED!r}, of {SAFETENSORS}")
+    length = int.from_bytes(array.data[:8], "little")
+    if length > LONGEST_HEADER:
+        raise ValueError(f"names and shapes of tensors of {length:,} bytes, at most {LONGEST_HEADER:,} are taken")
     try:
         tensors = load(array.data)
     except (SafetensorError, KeyError) as error:  # damaged; a type that torch does not have
@@ -112,7 +116,7 @@ def from_arrays(record: ArrayRecord) -> dict[str, Tensor]:
     size = sum(t.nbytes for t in tensors.values())
     if (array.dtype, tuple(array.shape)) != (BYTES, (size,)):
         raise ValueError(f"{size} bytes of tensors, said to be {array.dtype} {tuple(array.shape)}")
-    header = json.loads(array.data[8 : 8 + int.from_bytes(array.data[:8], "little")])
+    header = json.loads(array.data[8 : 8 + length])
     return {name: tensors[name] for name in header if name in tensors}
 
 

@@ -124,6 +124,14 @@ def test_other_records_are_refused() -> None:
             from_arrays(ArrayRecord(arrays))
 
 
+def test_a_record_of_many_empty_tensors_is_not_read() -> None:
+    many = {f"layer.{number}.{'x' * 50}": torch.empty(3, 0) for number in range(10_000)}
+    with pytest.raises(ValueError, match=r"tensors of 1,\d+,\d+ bytes, at most 1,048,576 are taken"):
+        from_arrays(to_arrays(many))
+    few = dict(list(many.items())[:7_000])
+    assert len(from_arrays(to_arrays(few))) == 7_000
+
+
 def test_arrays_of_an_absent_record_are_none(message: Message) -> None:
     assert arrays_of(message.content, "state") == {}
     message.content["state"] = to_arrays({"t": torch.ones(2)})

@@ -1,11 +1,12 @@
 """The replies to messages, each by itself: one that is damaged, or never comes whole, holds up none of the others."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Array, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -108,7 +109,7 @@ class Mailbox:
         for asked, arriving in list(self._arriving.items()):
             try:
                 arriving.fetch(fetch, self._largest[asked])
-                found = _inflated(arriving)
+                found = _inflated(arriving, self._largest[asked])
             except _TooLargeError as error:
                 found = Error(ErrorCode.UNKNOWN, f"malformed reply: {error}")
             except ObjectUnavailableError:
@@ -126,16 +127,31 @@ class Mailbox:
         return replies
 
 
-def _inflated(arriving: _Arriving) -> RecordDict | Error:
-    """Return what a reply says; an error if that is no message."""
+def _inflated(arriving: _Arriving, most: float) -> RecordDict | Error:
+    """Return what a reply of so many bytes at most says; an error if that is no message."""
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     try:
         if len(arriving.parts) > MOST_PARTS:
             raise ValueError(f"{len(arriving.parts)} parts, at most {MOST_PARTS} are taken")
+        if (size := _of_arrays(arriving.there)) > most:
+            raise ValueError(f"arrays of {size:,} bytes, at most {most:,.0f} are taken")
         message = inflate_object_from_contents(arriving.reply, arriving.there)
         if not isinstance(message, Message):
             raise TypeError(f"{type(message).__name__}, expected a message")
         return message.error if message.has_error() else message.content
     except Exception as error:  # of what another machine says nothing can be relied on
         return Error(ErrorCode.UNKNOWN, f"malformed reply: {type(error).__name__}: {error}")
+
+
+def _of_arrays(there: Mapping[str, bytes]) -> int:
+    """Return the bytes of a reply's arrays: each says itself which chunks it is made of, maybe one many times."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
+
+    size = 0
+    for content in there.values():
+        kind, chunks, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            made_of = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            size += sum(len(there[chunks[index]]) for index in made_of)
+    return size

@@ -1,5 +1,6 @@
 """Replies over a SuperLink: damaged ones, lying ones and ones that never come whole are those of their node alone."""
 
+import json
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -184,6 +185,20 @@ def test_one_that_is_too_large_is_not_fetched_to_its_end() -> None:
     assert found == {2: "malformed reply: larger than 10,000 bytes (code 0)", 3: 1}
     assert not mail.waiting
     assert not mail._largest
+
+
+def test_one_whose_array_is_made_of_one_chunk_many_times_is_not_put_together() -> None:
+    grid = SuperLink(1)
+    mail, ids = asked(grid, largest=20_000)
+    (array,) = [part for part in grid.parts_of(ids[0]) if grid.objects[part].startswith(b"Array ")]
+    head, _, body = grid.objects[array].partition(b"\0")
+    lie = json.dumps(json.loads(body) | {"arraychunk_ids": [0] * 2000}).encode()
+    kind, chunks, _ = head.split(b" ")
+    grid.objects[array] = b" ".join([kind, chunks, b"%d" % len(lie)]) + b"\0" + lie
+    assert sum(map(len, grid.objects.values())) < 20_000
+    (answer,) = said(mail.pull(grid)).values()
+    assert str(answer).startswith("malformed reply: ValueError: arrays of ")
+    assert str(answer).endswith(" bytes, at most 20,000 are taken (code 0)")
 
 
 def test_one_of_too_many_parts_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
