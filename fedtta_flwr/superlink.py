@@ -19,6 +19,8 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from sqlalchemy import event
 from sqlalchemy.engine import Engine, ExceptionContext
 
+from fedtta_flwr.installed import forget_copies
+
 #: for which a server that is told to end waits for answers that are under way: a run's log is one until the run's end
 END_SECONDS = 3
 LARGEST_REQUEST = 64 * 2**20  # bytes; Flower cuts tensors into parts of 5 MiB
@@ -54,6 +56,7 @@ def say_unavailable(about: ExceptionContext) -> None:
 
 def main() -> None:
     """Run the SuperLink."""
+    forget_copies()
     uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=END_SECONDS)
     event.listen(Engine, "handle_error", say_unavailable)
     starter = import_module("flwr.superlink.cli.flower_superlink")

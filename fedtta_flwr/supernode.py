@@ -12,6 +12,8 @@ import threading
 from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
+from fedtta_flwr.installed import forget_copies
+
 
 def end(about: threading.ExceptHookArgs) -> None:
     """End the process, gently, when one of its threads has failed."""
@@ -21,6 +23,7 @@ def end(about: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Run the SuperNode; returns only by SystemExit."""
+    forget_copies()
     threading.excepthook = end
     sys.argv[0] = "flower-supernode"
     flower_supernode()
