@@ -2,8 +2,8 @@
 
 import shutil
 
-from flwr.supercore.utils import get_flwr_home
 from flwr.common.constant import APP_DIR
+from flwr.supercore.utils import get_flwr_home
 
 APP = "fedtta.fedtta-flwr"  # as pyproject.toml says: publisher and name
 

@@ -21,7 +21,7 @@ class Visited:
     samples: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
-    largest_share: float = NOT_KNOWN  # of one class in the mean prediction, at its worst
+    largest_share: float = NOT_KNOWN  # of one class in the predictions, at its worst
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None

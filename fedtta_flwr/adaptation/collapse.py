@@ -1,17 +1,17 @@
 """Collapse: a model that learns from its own predictions can end with one class for all images.
 
-No label is needed to see it: of a model that has collapsed, one class has nearly all of the mean prediction, where
-otherwise all classes that are met have a share, however sure each prediction is. The same is seen of a source model
-that fails from the start, and of a stream that shows one class for some hundred images, so what follows from it is up
-to who runs the federation.
+No label is needed to see it: a model that has collapsed predicts one class for nearly all images, where otherwise all
+classes that are met have a share. How sure it is does not count: of a covered lens a model may make all but nothing,
+the same each time. The same is seen of a source model that fails from the start, and of a stream that shows one class
+for some hundred images, so what follows from it is up to who runs the federation.
 """
 
 import torch
 from torch import Tensor
 
-#: samples that a mean is of, or those of one batch if they are more; older ones are forgotten by and by
+#: predictions that a share is of, or those of one batch if they are more; older ones are forgotten by and by
 WINDOW = 200
-#: a larger share of one class in the mean prediction is a collapse
+#: a larger share of one class in the predictions is a collapse
 COLLAPSED = 0.95
 
 
@@ -26,13 +26,14 @@ def predicted(sums: Tensor, logits: Tensor) -> Tensor:
     Parameters
     ----------
     sums : Tensor [K + 2]
-        Of predictions and of samples, the older the less their weight; last whether a collapse was ever absent.
+        Of predictions by class and of all, the older the less their weight; last whether a collapse was ever absent.
     logits : Tensor [B, K]
-        Those of a sample that are not all finite count for nothing.
+        Those of a sample that are no prediction, NaN or infinite, count for nothing.
     """
-    p = logits.softmax(dim=1)
-    known = p.isfinite().all(dim=1, keepdim=True)
-    batch = torch.cat([torch.where(known, p, 0.0), known.to(p)], dim=1).sum(dim=0)
+    largest, classes = logits.max(dim=1, keepdim=True)
+    known = largest.isfinite()
+    predicted = (classes == torch.arange(logits.shape[1], device=logits.device)) & known
+    batch = torch.cat([predicted, known], dim=1).sum(dim=0).to(sums)
     share = (batch[-1] / WINDOW).clamp(max=1.0)
     means = (1 - share) * sums[:-1] + batch / batch[-1].clamp(min=WINDOW)
     enough, collapsed = _judge(means)
@@ -40,7 +41,7 @@ def predicted(sums: Tensor, logits: Tensor) -> Tensor:
 
 
 def largest_share(sums: Tensor) -> float | None:
-    """Return the share of one class in the mean prediction, from 1/K to 1; None of few samples."""
+    """Return the share of one class in the predictions, from 1/K to 1; None of few samples."""
     means = sums[:-1].cpu()
     enough, _ = _judge(means)
     return min(1.0, float(means[:-1].max() / means[-1])) if enough else None

@@ -56,7 +56,7 @@ class Round:
     steps, undone : dict of str to int
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     largest_share : dict of str to float
-        Client -> share of one class in its mean prediction lately; of those that have predicted enough.
+        Client -> share of one class in its predictions lately; of those that have predicted enough.
     clipped : tuple of str
         Clients whose change was scaled down.
     forgot : tuple of str

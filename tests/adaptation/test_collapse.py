@@ -1,9 +1,8 @@
-"""The mean prediction against its definition: sums that forget, written out sample by sample in numpy."""
+"""The share of one class against its definition: sums that forget, written out sample by sample in numpy."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 from torch import Tensor
 
 from fedtta_flwr.adaptation.collapse import WINDOW, has_collapsed, largest_share, no_predictions, predicted
@@ -26,14 +25,14 @@ def sure(count: int, of: int = 3, classes: int = 10) -> Tensor:
     return 30.0 * torch.nn.functional.one_hot(torch.full((count,), of), classes)
 
 
-def test_the_mean_of_batches_weighted_by_age() -> None:
+def test_the_share_in_batches_weighted_by_age() -> None:
     batches = [logits(count, seed) for seed, count in enumerate([60, 10, 1, 50, 0, 30])]
     weighted, weights = np.zeros(10), 0.0
     for batch in batches:
         keep = 1 - len(batch) / WINDOW
         weighted, weights = keep * weighted, keep * weights
         for row in batch.double().numpy():
-            weighted += softmax(row) / WINDOW
+            weighted[row.argmax()] += 1 / WINDOW
             weights += 1 / WINDOW
     assert weights > 0.5
     assert largest_share(after(*batches)) == pytest.approx(max(weighted) / weights, abs=1e-6)
@@ -42,7 +41,7 @@ def test_the_mean_of_batches_weighted_by_age() -> None:
 def test_a_batch_larger_than_the_window_is_all_that_counts() -> None:
     large = logits(WINDOW + 1, 0)
     torch.testing.assert_close(after(sure(50), large), after(large))
-    expected = softmax(large.double().numpy(), axis=1).mean(axis=0).max()
+    expected = np.bincount(large.numpy().argmax(axis=1)).max() / len(large)
     assert largest_share(after(large)) == pytest.approx(expected, abs=1e-6)
 
 
@@ -77,6 +76,14 @@ def test_a_model_that_predicts_nothing_else_from_the_start_has_not_come_to_it() 
     for _ in range(40):
         from_the_start = predicted(from_the_start, sure(10))
     assert has_collapsed(from_the_start)  # once it had predicted more
+
+
+def test_how_sure_it_is_does_not_count() -> None:
+    """Of a covered lens a source model makes much the same each time, and is sure of nothing."""
+    covered = torch.full((40, 10), 0.0)
+    covered[:, 2] = 0.1
+    assert largest_share(after(*[covered] * 5)) == pytest.approx(1.0)
+    assert has_collapsed(after(torch.cat([sure(20, of) for of in range(10)]), *[covered] * 5, *[covered] * 15))
 
 
 def test_one_output_is_all_of_the_prediction() -> None:
