@@ -6,14 +6,16 @@ only what belongs to no client: the networks, the data and the shared noise (`Wo
 
 import time
 import traceback
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
+from fedtta_flwr.errors import ConfigError, FedTTAError, few, in_words
 from fedtta_flwr.ftta import visit_stream
 from fedtta_flwr.memory import ONE_PROCESS, Memory, state_folder
 from fedtta_flwr.plugins import ON_DEVICES, device_code, log_once, plugin_code
@@ -175,6 +177,8 @@ def _visit_all(
             visited.append(Visited(failure=in_words(error)))
         taken.append(bench.steps - steps)
         undone.append(bench.rolled_back - rolled_back)
+    if unknown := [f"{client} ({v.unknown})" for client, v in zip(clients, visited, strict=True) if v.unknown]:
+        log(WARNING, "predictions that are not finite count as wrong ones: %s; look at what makes them", few(unknown))
     # Only now: a visit that fails half-way must leave no client half-advanced.
     new = {client: v.memory for client, v in zip(clients, visited, strict=True) if v.memory is not None}
     memory.keep(new, int(request["checkpoint"]))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from fedtta_flwr.data.contracts import TakesPredictions
 from fedtta_flwr.errors import DataError
 from fedtta_flwr.memory import NO_SLOT, Cursor, Memory, Remembered
 from fedtta_flwr.records import from_arrays, to_arrays
-from fedtta_flwr.visited import Visited, hits
+from fedtta_flwr.visited import Visited
 from fedtta_flwr.workbench import Workbench
 
 
@@ -50,7 +50,7 @@ def visit_stream(
             adapter.adapt(x)
         if y is not None and "post" in bench.scores:
             result.count("late-seen", torch.bincount(y, minlength=classes))
-            result.count("late", hits(adapter.predict(x), y, classes))
+            result.score("late", adapter.predict(x), y)
     end = min(slot + int(request["slots"]), len(stream))  # type: ignore[arg-type]
     late, late_batch = NO_SLOT, dict[str, Tensor]()
     last: tuple[int, Tensor, Tensor | None] | None = None
@@ -61,7 +61,7 @@ def visit_stream(
         if last is not None and last[2] is not None and "post" in bench.scores:
             # No aggregation has followed: its own state is what it goes on with.
             result.count("post-seen", torch.bincount(last[2], minlength=classes))
-            result.count("post", hits(adapter.predict(last[1]), last[2], classes))
+            result.score("post", adapter.predict(last[1]), last[2])
         shifted = seen != NO_SLOT and stream.domains[current] != stream.domains[seen]
         _reset_where_due(bench, shifted, sums)
         if lagged and last is None:
@@ -75,7 +75,7 @@ def visit_stream(
         if y is not None and bench.scores:
             result.count("seen", torch.bincount(y, minlength=classes))
             for score in outputs.keys() & set(bench.scores):
-                result.count(score, hits(outputs[score], y, classes))
+                result.score(score, outputs[score], y)
         elif y is None and isinstance(stream, TakesPredictions):  # at once: the next batch may be a long time coming
             stream.predicted(current, outputs["tta"].softmax(dim=1).cpu(), int(request["round"]))  # type: ignore[arg-type]
         last, seen = (current, x, y), current

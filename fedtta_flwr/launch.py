@@ -62,7 +62,10 @@ def run_flower(overrides: Mapping[str, Scalar], nodes: int, workers: int) -> Non
     """
     root, config = app_root(), RunConfig.from_flat(overrides)
     from fedtta_flwr.server import check_inputs  # imports torch: not before the config is known to be good
+    from fedtta_flwr.strategies.checkpoint import resumable
 
+    if config.resume:
+        resumable(config.resume)
     check_inputs(config)
     with tempfile.TemporaryDirectory(prefix="fedtta-") as home, _superlink(root, Path(home)) as (env, address):
         # Ray starts a process for each of its CPUs, and a node is in one of them at a time.

@@ -41,7 +41,7 @@ from fedtta_flwr.records import BINS, CLIENTS, STATISTICS, from_arrays, to_array
 from fedtta_flwr.registry import HEADS
 from fedtta_flwr.resolve import resolve
 from fedtta_flwr.seeding import seeded, torch_rng
-from fedtta_flwr.visited import Visited, hits
+from fedtta_flwr.visited import Visited
 from fedtta_flwr.workbench import choose_device, fingerprint_of
 
 #: data set -> mean and standard deviation of its channels, for the input normalisation; others have the last line's
@@ -189,7 +189,7 @@ def _predict(
             weights.append(predictor.weights)
     result.domains.append(name)
     result.count("seen", torch.bincount(labels, minlength=bench.classes))
-    result.count("tta", hits(torch.cat(probabilities), labels, bench.classes))
+    result.score("tta", torch.cat(probabilities), labels)
     with torch.no_grad():
         alone: dict[str, Callable[[Tensor], Tensor]] = {
             "source": bench.net.global_head,
@@ -200,7 +200,7 @@ def _predict(
         for score, head in alone.items():
             if score in bench.config.score_names():
                 logits = torch.cat([head(bench.net.extractor(batch)) for batch in torch.split(x, FEW)])
-                result.count(score, hits(logits, labels, bench.classes))
+                result.score(score, logits, labels)
     if weights:
         result.histogram = torch.histc(torch.cat(weights).float().cpu(), BINS, 0.0, 1.0).to(torch.int32)
 

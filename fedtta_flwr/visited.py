@@ -25,15 +25,19 @@ class Visited:
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None
+    unknown: int = 0  # predictions that are none, not being finite
 
     def count(self, key: str, correct: Tensor) -> None:
         """Enter counts [K] for the latest slot, since those before it may have had no labels."""
         self.counts.setdefault(key, {})[0 if key.startswith("late") else len(self.domains) - 1] = correct
 
+    def score(self, key: str, logits: Tensor, labels: Tensor) -> None:
+        """Enter for the latest slot how many samples of each class the logits [B, K] get right; labels are on the CPU.
 
-def hits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return how many samples of each class [K] the logits [B, K] get right; labels [B] are on the CPU.
-
-    A graphics card is waited for once: boolean indices and `bincount` would do that on their own.
-    """
-    return torch.bincount(labels[logits.argmax(dim=1).cpu() == labels], minlength=classes)
+        What is not finite predicts nothing: the largest of NaN would be class 0. A graphics card is waited for once:
+        boolean indices and `bincount` would do that on their own.
+        """
+        largest, classes = logits.max(dim=1)
+        found = torch.where(largest.isfinite(), classes, -1).cpu()
+        self.unknown += int((found < 0).sum())
+        self.count(key, torch.bincount(labels[found == labels], minlength=logits.shape[1]))

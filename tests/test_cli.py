@@ -1,5 +1,6 @@
 """The `fedtta` command, in this process; tests/e2e starts it for real."""
 
+import json
 import os
 import subprocess
 import sys
@@ -145,6 +146,16 @@ def test_ray_starts_no_more_processes_than_there_are_nodes(monkeypatch, given, n
         "client-resources-num-cpus": "1",
         "init-args-num-cpus": str(workers),
     }
+
+
+def test_a_finished_run_is_not_resumed_nor_a_simulation_started_for_it(monkeypatch, capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"config": RunConfig().to_flat(), "clients": ["a"], "rounds": 1}))
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": True}))
+    monkeypatch.setattr(launch, "_superlink", lambda *_: pytest.fail("a SuperLink was started"))
+    assert call(monkeypatch, "run", "--engine", "flower", "--resume", str(tmp_path)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: resume = ")
+    assert "that run has finished" in line
 
 
 def test_what_a_terminal_cannot_show_ends_nothing():

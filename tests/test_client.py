@@ -28,7 +28,7 @@ from fedtta_flwr.records import SCORES as COUNTS
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.strategies.fedctta import FedCTTA
 from fedtta_flwr.strategies.updates import Updates
-from fedtta_flwr.visited import hits
+from fedtta_flwr.visited import Visited
 
 Run = Callable[..., Any]
 CLIENTS = ["client-00", "client-01", "client-02", "client-03"]
@@ -395,8 +395,23 @@ def test_another_seed_is_another_run(base: Any, run_local: Run) -> None:
 
 def test_hits_are_counted_by_class() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 3.0], [5.0, 0.0, 0.0]])
-    assert hits(logits, torch.tensor([0, 1, 1, 2]), 4).tolist() == [1, 1, 0, 0]
-    assert hits(logits[:0], torch.tensor([], dtype=torch.int64), 3).tolist() == [0, 0, 0]
+    visited = Visited(domains=["fog"])
+    visited.score("pre", logits, torch.tensor([0, 1, 1, 2]))
+    visited.score("post", logits[:0], torch.tensor([], dtype=torch.int64))
+    assert {score: counts[0].tolist() for score, counts in visited.counts.items()} == {
+        "pre": [1, 1, 0],
+        "post": [0, 0, 0],
+    }
+    assert visited.unknown == 0
+
+
+def test_what_is_not_finite_predicts_nothing() -> None:
+    """The largest of NaN would be class 0."""
+    visited = Visited(domains=["fog"])
+    logits = torch.tensor([[torch.nan, torch.nan], [1.0, torch.nan], [torch.inf, 0.0], [2.0, 1.0], [-torch.inf, 1.0]])
+    visited.score("tta", logits, torch.tensor([0, 1, 0, 0, 1]))
+    assert visited.counts["tta"][0].tolist() == [1, 1]
+    assert visited.unknown == 3
 
 
 # ---------------------------------------------------------------------------------------------------- when it fails

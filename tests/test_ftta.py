@@ -31,6 +31,23 @@ class Sinking(Adapter):
         return logits
 
 
+class Unsound(Adapter):
+    """What it predicts is NaN."""
+
+    def select(self) -> State:
+        """Return nothing that would travel."""
+        return {}
+
+    @torch.no_grad()
+    def step(self, x: Tensor) -> Tensor:
+        """Predict."""
+        return self.model(x)  # type: ignore[no-any-return]
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return no prediction."""
+        return super().predict(x) * torch.nan
+
+
 SINKING = {
     "adapter": f"{__name__}:Sinking",
     "corruptions": "contrast",
@@ -69,6 +86,13 @@ def test_a_reset_begins_anew(run_local: Run) -> None:
     assert run.summary["accuracy"]["local"] == run.summary["accuracy"]["post"]
     never = run_local(**SINKING, scores="local,tta,post")
     assert run.summary["accuracy"]["tta"]["micro"] > never.summary["accuracy"]["tta"]["micro"] + 2
+
+
+def test_predictions_that_are_none_are_wrong_and_named(run_local: Run, warned: list[str]) -> None:
+    run = run_local(strategy="local", adapter=f"{__name__}:Unsound", scores="pre,tta", **{"num-clients": 1})
+    assert [line["accuracy"]["pre"] for line in run.lines()] == [0.0] * 4
+    assert run.summary["accuracy"]["tta"]["micro"] > 0
+    assert any(line.startswith("predictions that are not finite count as wrong ones: client-00 (") for line in warned)
 
 
 @pytest.mark.parametrize("slots", [3, 6, 18])

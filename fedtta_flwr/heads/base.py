@@ -151,7 +151,7 @@ def ask(predictor: Predictor, x: Tensor) -> Tensor:
     Raises
     ------
     ConfigError
-        If they, or the weights beside them, are of another form.
+        If they, or the weights beside them, are of another form, or a weight is no share.
     """
     probabilities = predictor.predict(x)
     classes = len(predictor.fitted.global_head)
@@ -162,4 +162,9 @@ def ask(predictor: Predictor, x: Tensor) -> Tensor:
         form = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if form != expected:
             raise ConfigError(f"head {type(predictor).__name__}: {what} {form}, expected a tensor {expected}")
+    if predictor.weights is not None and not ((predictor.weights >= 0) & (predictor.weights <= 1)).all():
+        raise ConfigError(
+            f"head {type(predictor).__name__}: weights has {predictor.weights.tolist()[:3]}; allowed: shares of the "
+            f"global head, 0 to 1"
+        )
     return probabilities

@@ -40,7 +40,7 @@ def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads,
     made = NEEDS if net.recipe.rotation else NEEDS - {"rotation-head"}
     if not isinstance(needs, Set) or needs - made:
         raise ConfigError(
-            f"head = {name!r}: needs = {needs!r}; allowed: a set of {', '.join(sorted(made))}"
+            f"head = {name!r}: needs = {needs!r}; allowed, as a set: {', '.join(sorted(made))}"
             + ("" if made == NEEDS else ", and rotation-head where recipe() has rotation=True")
         )
     x, labels = next(iter(batches()))
@@ -48,6 +48,8 @@ def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads,
     found = statistics(net, lambda: [(x, labels)], {*needs, *means})
     found |= {mean: found[own] for own, mean in means.items()} | {"clients": torch.tensor(float(clients)).to(x)}
     predictor: Predictor = make("head", name, HEADS, Predictor, fitted(deepcopy(net), found), options)
+    if not hasattr(predictor, "fitted"):
+        raise ConfigError(f"head = {name!r}: __init__ must call super().__init__(fitted, options)")
     predictor.identity = (0, "trial")
     predictor.reset()
     ask(predictor, x[:1])

@@ -47,6 +47,8 @@ def build_own(config: RunConfig, classes: int) -> nn.Module:
         model = call("model", config.model, function, classes)
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"model = {config.model!r}: returned {type(model).__name__}; return a plain torch.nn.Module")
+    if "_parameters" not in vars(model):
+        raise ConfigError(f"model = {config.model!r}: {type(model).__name__}.__init__ must call super().__init__()")
     for name, t in model.state_dict().items():
         if not isinstance(t, Tensor) or is_lazy(t):
             found = type(t).__name__

@@ -146,6 +146,13 @@ class WornOut(nn.Module):
         if len(x) > 1:
             raise ValueError("no batches")
         return self.net(x)
+
+class Unbegun(nn.Module):
+    def __init__(self, classes):
+        self.classes = classes
+
+    def forward(self, x):
+        return x
 """
 
 
@@ -193,6 +200,7 @@ def test_a_checkpoint_holds_the_networks_own_state_dict(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("double", r"0\.weight is float64; allowed: float32 \(model\.float\(\)\)"),
+        ("Unbegun", r"Unbegun\.__init__ must call super\(\)\.__init__\(\)$"),
         ("words", "returned str; return a plain torch.nn.Module"),
         ("scripted", "return a plain torch.nn.Module"),
         ("lazy", "weight is UninitializedParameter; allowed: float32"),

@@ -88,6 +88,15 @@ class Weighed(Plain):
         self.weights = torch.tensor(0.5)
         return super().predict(x)
 
+class Heavy(Plain):
+    def predict(self, x):
+        self.weights = torch.full((len(x),), 2.0)
+        return super().predict(x)
+
+class Unbegun(Plain):
+    def __init__(self, fitted, options):
+        self.options = options
+
 class Late(Plain):
     def predict(self, x):
         return super().predict(x) / (len(x) == 1 or 1 // 0)
@@ -469,9 +478,9 @@ def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("head", "words"),
     [
-        ("Needy", r"^head = 'own_heads:Needy': needs = \{'my-statistic'\}; allowed: a set of clients, dle-global, "),
+        ("Needy", r"^head = 'own_heads:Needy': needs = \{'my-statistic'\}; allowed, as a set: clients, dle-global, "),
         ("Turned", r"\{'rotation-head'\}\); .*, and rotation-head where recipe\(\) has rotation=True$"),
-        ("Listed", r"needs = \['features'\]; allowed: a set of clients, "),
+        ("Listed", r"needs = \['features'\]; allowed, as a set: clients, "),
         ("Abstract", r"^head = 'own_heads:Abstract': Abstract\(Fitted, NoOptions\) raised TypeError: .*predict"),
         ("Cook", r"^Cook\.recipe raised AttributeError: .*nothing.* \(own_heads\.py, line \d+\)$"),
         ("Unmade", r"Unmade\(Fitted, NoOptions\) raised AttributeError: .*statistic.* \(own_heads\.py, line"),
@@ -479,6 +488,8 @@ def test_what_is_no_head_is_refused(heads: dict[str, Any]) -> None:
         ("Flat", r"^head Flat: predict returned \[4\], expected a tensor \[1, 4\]$"),
         ("Unlike", r"^head Unlike: predict returned list, expected a tensor \[1, 4\]$"),
         ("Weighed", r"^head Weighed: weights is \[\], expected a tensor \[1\]$"),
+        ("Heavy", r"^head Heavy: weights has \[2\.0\]; allowed: shares of the global head, 0 to 1$"),
+        ("Unbegun", r"^head = 'own_heads:Unbegun': __init__ must call super\(\)\.__init__\(fitted, options\)$"),
     ],
 )
 def test_a_head_that_cannot_predict_is_one_line_before_anything_is_trained(
