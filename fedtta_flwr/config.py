@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -341,7 +342,7 @@ class RunConfig(BaseModel):
         for key in flat:
             table, dot, _ = key.partition(".")
             if "_" in key or not key.isprintable() or (dot and table in flat):
-                raise ConfigError(f"{key!r}: unknown key; `fedtta list keys` prints the allowed ones")
+                raise ConfigError(f"{key!r}: {_unknown(key)}")
         try:
             config = cls.model_validate(nested)
         except ValidationError as error:
@@ -463,6 +464,14 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
     return next((key for key, value in wanted.items() if key not in WHERE and there.get(key, value) != value), None)
 
 
+def _unknown(key: str) -> str:
+    """Return what is to be said of a key that there is not."""
+    near = get_close_matches(key, RunConfig().to_flat(), n=1)
+    return (
+        "unknown key; " + (f"did you mean {near[0]}? " if near else "") + "`fedtta list keys` prints the allowed ones"
+    )
+
+
 def _one_line(error: ValidationError) -> str:
     """Turn pydantic's report into one line on the first fault, with the number of the others."""
     faults: dict[str, list[ErrorDetails]] = {}
@@ -472,7 +481,7 @@ def _one_line(error: ValidationError) -> str:
     key, tried = next(iter(faults.items()))
     first = tried[0]
     if first["type"] == "extra_forbidden":
-        text = f"{key}: unknown key; `fedtta list keys` prints the allowed ones"
+        text = f"{key}: {_unknown(key)}"
     else:
         wanted = ", or ".join(fault["msg"].replace("Input should be ", "") for fault in tried)
         if first["type"] == "string_pattern_mismatch":  # the pattern is for the machine

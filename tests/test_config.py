@@ -411,7 +411,15 @@ def test_an_unknown_key_is_named(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["batch_size", "fedctta.noise_samples"])
 def test_a_key_has_one_spelling(key: str) -> None:
-    assert refused({key: 7}).startswith(f"{key!r}: unknown key")
+    assert refused({key: 7}).startswith(f"{key!r}: unknown key; did you mean {key.replace('_', '-')}? `fedtta list")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("fedctta.temprature", "fedctta.temperature"), ("num-client", "num-clients"), ("zzz", "")]
+)
+def test_a_key_that_is_nearly_one_is_understood(key: str, meant: str) -> None:
+    said = f"did you mean {meant}? " if meant else ""
+    assert refused({key: 1}) == f"{key}: unknown key; {said}`fedtta list keys` prints the allowed ones"
 
 
 @pytest.mark.parametrize("table", ["fedctta", "entropy"])
