@@ -68,7 +68,7 @@ class Claim(_Part):
 
 
 class Quick(_Part):
-    """What ``--quick`` changes: `seeds`, and any key of the run config."""
+    """What ``--quick`` changes: `seeds`, and any key of the run config that no axis varies."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -251,21 +251,17 @@ def cells(spec: Spec, overrides: Mapping[str, Scalar], *, quick: bool = False) -
     Raises
     ------
     ConfigError
-        If a cell's run config is not allowed, names code of the user's own that cannot be imported, or two cells have
-        the same name.
+        If a cell's run config is not allowed, names code of the user's own that cannot be imported, two cells have the
+        same name, or `overrides` (or ``--quick``) set a key that an axis varies.
     """
     last = (_flat(spec.quick.config()) if quick else {}) | dict(overrides)  # goes before all that the spec says else
     for axis, table in spec.axes.items():
-        left: dict[str, str] = {}  # what remains of a point -> the point
         for point, keys in table.items():
-            own = _flat(keys)
-            other = left.setdefault(str(sorted((k, v) for k, v in own.items() if k not in last)), point)
-            same = _flat(table[other])
-            if differ := {k for k in same | own if same.get(k) != own.get(k)}:
-                culprit = f"--run-config {', '.join(overrides)}" if differ & overrides.keys() else "quick"
+            for key in sorted(last.keys() & _flat(keys).keys()):  # the table would still call it by the point
                 raise ConfigError(
-                    f"{spec.name}: {culprit}: makes the points {other} and {point} of the axis {axis} one; leave out "
-                    f"what they differ in (`--only {axis}=POINT` takes some of them)"
+                    f"{spec.name}: {'--run-config' if key in overrides else 'quick'}: {key} = {last[key]!r}: the axis "
+                    f"{axis} varies it, at {point}; leave it out (`--only {axis}=POINT` takes some of its points, a "
+                    "copy of the file can have others)"
                 )
     seeds = (quick and spec.quick.seeds) or spec.seeds
     made: dict[str, Cell] = {}

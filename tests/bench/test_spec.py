@@ -39,7 +39,7 @@ better = { strategy = "FedAvg" }
 than = { strategy = "No-Adapt" }
 [quick]
 seeds = [7]
-batch-size = 40
+shift-length = 4
 entropy = { learning-rate = 0.25 }
 """
 
@@ -83,28 +83,37 @@ def test_a_point_changes_single_keys_of_a_table() -> None:
     assert (elsewhere["entropy.learning-rate"], elsewhere["entropy.loss"]) == (0.5, "entropy")
 
 
-def test_quick_goes_before_the_axes_and_overrides_before_all() -> None:
+def test_quick_goes_before_the_config_and_overrides_before_all() -> None:
     quick = by_id(cells(spec(), {}, quick=True))
     assert {cell.seed for cell in quick.values()} == {7}
-    assert {cell.config["batch-size"] for cell in quick.values()} == {40}
+    assert {cell.config["shift-length"] for cell in quick.values()} == {4}
     assert quick["SH-0.5.FedAvg.seed7"].config["entropy.learning-rate"] == 0.25
     assert quick["SH-0.5.FedAvg.seed7"].config["entropy.loss"] == "hard-pl"
-    changed = cells(spec(), {"batch-size": 50, "entropy.loss": "entropy"}, quick=True)
-    assert {(cell.config["batch-size"], cell.config["entropy.loss"]) for cell in changed} == {(50, "entropy")}
+    changed = cells(spec(), {"shift-length": 2, "entropy.optimizer": "adam"}, quick=True)
+    assert {(cell.config["shift-length"], cell.config["entropy.optimizer"]) for cell in changed} == {(2, "adam")}
 
 
-def test_overrides_make_no_two_points_one() -> None:
-    for taken in ({"strategy": "local", "batch-size": 5}, {"strategy": "local", "adapter": "tent", "batch-size": 5}):
-        with pytest.raises(ConfigError, match=r"small: --run-config .*: makes the points .* of the axis strategy one"):
-            cells(spec(), taken)
-    assert cells(spec(), {"strategy": "local"})  # they still differ in their batches
+@pytest.mark.parametrize(
+    ("taken", "names"),
+    [
+        ({"strategy": "fedavg"}, "strategy = 'fedavg': the axis strategy varies it, at No-Adapt"),
+        ({"adapter": "tent"}, "adapter = 'tent': the axis strategy varies it, at No-Adapt"),  # one point alone has it
+        ({"entropy.loss": "entropy"}, "entropy.loss = 'entropy': the axis setting varies it, at SH 0.5"),
+    ],
+)
+def test_overrides_set_nothing_that_an_axis_varies(taken: dict[str, Any], names: str) -> None:
+    """Else a cell would stand in the tables under the name of a point that it is not."""
+    with pytest.raises(ConfigError) as caught:
+        cells(spec(), taken)
+    assert str(caught.value).startswith(f"small: --run-config: {names}; leave it out (`--only ")
+    assert "\n" not in str(caught.value)
 
 
 def test_nor_does_quick() -> None:
     axes = {"setting": {"a": {"shift-length": 1}, "b": {"shift-length": 4}}, "strategy": {"FedAvg": {}}}
     changed = spec(axes=axes, skip=[], published=[], claims=[], quick={"shift-length": 2})
     assert len(cells(changed, {})) == 4
-    with pytest.raises(ConfigError, match=r"small: quick: makes the points a and b of the axis setting one"):
+    with pytest.raises(ConfigError, match=r"small: quick: shift-length = 2: the axis setting varies it, at a"):
         cells(changed, {}, quick=True)
 
 
@@ -119,7 +128,7 @@ def test_figures_over_corruptions_may_be_of_any_points() -> None:
 
 
 def test_quick_without_seeds_keeps_them() -> None:
-    assert {cell.seed for cell in cells(spec(quick={"batch-size": 2}), {}, quick=True)} == {0, 1}
+    assert {cell.seed for cell in cells(spec(quick={"shift-length": 2}), {}, quick=True)} == {0, 1}
 
 
 def test_what_quick_says_is_checked_also_where_it_is_not_wanted() -> None:
@@ -247,10 +256,10 @@ def test_two_cells_may_not_share_a_folder(axes: dict[str, Any]) -> None:
         cells(spec(axes=axes, **kept), {})
 
 
-def test_points_that_an_override_makes_one_may_hold_what_no_run_config_may() -> None:
+def test_points_that_an_override_sets_may_hold_what_no_run_config_may() -> None:
     axes = {"data": {"two": {"corruptions": ["fog", "snow"]}, "one": {"corruptions": ["fog"]}}}
     kept = {"skip": [], "published": [], "claims": [], "quick": {}, "rows": ["data"], "columns": []}
-    with pytest.raises(ConfigError, match=r"--run-config corruptions: makes the points two and one of the axis data"):
+    with pytest.raises(ConfigError, match=r"--run-config: corruptions = 'fog': the axis data varies it, at two"):
         cells(spec(axes=axes, **kept), {"corruptions": "fog"})
 
 
