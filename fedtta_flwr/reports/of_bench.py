@@ -5,7 +5,7 @@ import numpy as np
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.claims import claims_table
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published, rows_and_columns, title
-from fedtta_flwr.reports.of_run import METRICS, STRUCTURE, cost_table
+from fedtta_flwr.reports.of_run import COSTS, METRICS, STRUCTURE, cost_table, costs
 from fedtta_flwr.reports.of_within import clients_table, major_and_minor_tables, tables_within
 from fedtta_flwr.reports.read import BenchOf
 from fedtta_flwr.reports.tables import Table, number, signed, spread
@@ -60,6 +60,21 @@ def main_table(bench: BenchOf) -> Table:
     extra = [FLAG_NOTE, *(note_of(note, where) for note, where in notes.items())] if any(known) else []
     extra += [*_fewer(bench, seeds), *_of_several_codes(bench)]
     return Table("main", spec.title, [*spec.rows, *heads], body, labels=len(spec.rows), notes=[about, *extra])
+
+
+def runs_table(bench: BenchOf) -> Table:
+    """Return what every finished run has reached and cost, a row a value, unrounded: for programs, long for a page."""
+    body = []
+    for cell in bench.cells:
+        if (run := cell.run) is None:
+            continue
+        found = [(score, metric, run.accuracy(score, metric)) for score in SCORES for metric in METRICS]
+        for (name, (unit, _)), cost in zip(COSTS.items(), costs(run), strict=True):
+            found.append(("", name, None if cost is None else cost / unit))
+        row = [*cell.labels.values(), str(cell.seed)]
+        body += [[*row, score, metric, str(value)] for score, metric, value in found if value is not None]
+    heads = [*bench.spec.axes, "seed", "score", "metric", "value"]
+    return Table("runs", "Run by run", heads, body, labels=len(heads) - 1)
 
 
 def _fewer(bench: BenchOf, seeds: list[int]) -> list[str]:

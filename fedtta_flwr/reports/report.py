@@ -14,7 +14,7 @@ from fedtta_flwr.files import write_atomically, write_json
 from fedtta_flwr.reports.figures import Figure, accuracy_figures, bench_figures, group_name, run_figures
 from fedtta_flwr.reports.heatmap import Matrices
 from fedtta_flwr.reports.layout import rows_and_columns, title
-from fedtta_flwr.reports.of_bench import bench_tables
+from fedtta_flwr.reports.of_bench import bench_tables, runs_table
 from fedtta_flwr.reports.of_heads import head_bench_figures, head_figures
 from fedtta_flwr.reports.of_run import METRICS, run_tables
 from fedtta_flwr.reports.page import Part, Row, Section, page
@@ -81,6 +81,8 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     for table in tables:
         for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex())):
             files[output / "tables" / f"{table.name}.{ending}"] = text.encode()
+    if isinstance(source, BenchOf):
+        files[output / "tables" / "runs.csv"] = runs_table(source).csv().encode()
     for figure in figures:
         files |= {output / f"{figure.name}.png": figure.light, output / f"{figure.name}-dark.png": figure.dark}
     _replace_earlier(output, [str(file.relative_to(output)) for file in files])

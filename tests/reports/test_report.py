@@ -1,5 +1,6 @@
 """Reports of real runs: a benchmark with what can go wrong in one, and a single run."""
 
+import itertools
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
 from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.launch import run_local
+from fedtta_flwr.reports.of_run import METRICS
 from fedtta_flwr.reports.of_within import positions
 from fedtta_flwr.reports.read import Run, read_bench, read_run
 from fedtta_flwr.reports.report import write_report
@@ -126,6 +128,23 @@ def test_the_other_metrics(bench: Path, written: Path) -> None:
         row = next(row for row in table(written, name) if row["strategy"] == "FedAvg")
         values = [accuracy(bench, f"IID.FedAvg.seed{seed}", score, metric) for seed in (0, 1)]
         assert float(row["IID"]) == pytest.approx(statistics.mean(values), abs=0.006)
+
+
+def test_every_run_is_there_unrounded(bench: Path, written: Path) -> None:
+    """But for those that have not finished."""
+    rows = table(written, "runs")
+    for setting, strategy, seed in itertools.product(("NIID", "IID"), ("Local", "FedAvg"), (0, 1)):
+        own = [r for r in rows if (r["setting"], r["strategy"], r["seed"]) == (setting, strategy, str(seed))]
+        found = {(row["score"], row["metric"]): float(row["value"]) for row in own}
+        cell = f"{setting}.{strategy}.seed{seed}"
+        for score, metric in itertools.product(("tta", "post"), METRICS):
+            assert found.pop((score, metric)) == accuracy(bench, cell, score, metric)
+        summary = json.loads((cell_folder(bench, cell) / "summary.json").read_text())
+        assert found[("", "bytes up")] == summary["bytes"]["up"]
+        assert found[("", "client s")] == summary["seconds"]["client"] / summary["rounds"]
+        assert {score for score, _ in found} == {""}
+    assert {row["strategy"] for row in rows} == {"Local", "FedAvg"}
+    assert not (written / "tables" / "runs.md").exists()
 
 
 def test_claims(bench: Path, written: Path) -> None:
