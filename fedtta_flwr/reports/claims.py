@@ -9,7 +9,7 @@ import numpy as np
 from fedtta_flwr.bench.spec import Claim, Labels
 from fedtta_flwr.reports.of_run import METRICS
 from fedtta_flwr.reports.read import BenchOf
-from fedtta_flwr.reports.tables import Table, signed
+from fedtta_flwr.reports.tables import MINUS, Table, signed
 
 CHANCE = 0.05  # of a difference by chance alone, from which on it is not told from none
 
@@ -51,6 +51,10 @@ class Finding:
         mean, error = abs(differences.mean()), differences.std(ddof=1) / np.sqrt(len(differences))
         return float(2 * t.sf(mean / error, len(differences) - 1)) if error else 0.0
 
+    def claimed(self) -> str:
+        """Return what the mean difference has to be for the claim to hold, as `verdict` has it."""
+        return f"≥ {self.claim.by:g}".replace("-", MINUS) if self.claim.by else "> 0"
+
     def figures(self) -> str:
         """Return the mean difference and its standard deviation over the seeds."""
         if not self.differences:
@@ -70,24 +74,24 @@ def findings(bench: BenchOf) -> list[Finding]:
 
 def claims_table(bench: BenchOf) -> Table:
     """Return all findings as a table."""
-    rows = []
-    for finding in findings(bench):
-        where = [f"{axis} {point}" for axis, point in finding.better.items() if axis not in finding.claim.better]
-        rows.append(
-            [finding.claim.text, ", ".join(where), finding.verdict(), finding.figures(), f"{len(finding.differences)}"]
-        )
+    found = findings(bench)
     # Of a claim about cells that are all skipped there is no finding.
-    compared = {row[0] for row in rows}
-    rows += [[claim.text, "", "not run", "", "0"] for claim in bench.spec.claims if claim.text not in compared]
+    compared = {finding.claim.text for finding in found}
+    found += [Finding(claim, {}, {}, []) for claim in bench.spec.claims if claim.text not in compared]
+    rows = []
+    for one in found:
+        where = [f"{axis} {point}" for axis, point in one.better.items() if axis not in one.claim.better]
+        figures = [one.claimed(), one.figures(), f"{len(one.differences)}"]
+        rows.append([one.claim.text, ", ".join(where), one.verdict(), *figures])
     return Table(
         "claims",
         "What is claimed, and whether it holds here",
-        ["claim", "where", "verdict", "difference", "seeds"],
+        ["claim", "where", "verdict", "claimed", "difference", "seeds"],
         rows,
         labels=3,
         notes=[
             f"Differences of {bench.spec.score}, {METRICS[bench.spec.metric]} in points, paired by seed: mean ± std. "
-            f"Within the spread of the seeds: a paired t-test does not tell it from chance (p > {CHANCE})."
+            f"Within the spread of the seeds: a paired t-test does not tell them from what is claimed (p > {CHANCE})."
         ],
     )
 

@@ -22,6 +22,7 @@ LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "Δ": r"$\Delta$",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "≥": r"$\geq$",
     "|": r"\textbar{}",
 }
 

@@ -7,6 +7,7 @@ import pytest
 
 from fedtta_flwr.bench.spec import Claim
 from fedtta_flwr.reports.claims import Finding
+from fedtta_flwr.reports.tables import MINUS
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ from fedtta_flwr.reports.claims import Finding
 def test_verdict(by: float, differences: list[float], verdict: str) -> None:
     finding = Finding(Claim(text="", better={}, than={}, by=by), {}, {}, differences)
     assert finding.verdict() == verdict
+    assert finding.claimed() == {0.0: "> 0", 1.5: "≥ 1.5", -0.5: f"≥ {MINUS}0.5"}[by]
     if len(differences) > 1:
         std = statistics.stdev(differences)
         assert finding.figures().endswith(f"± {std:.2f}")

@@ -168,6 +168,7 @@ def test_claims(bench: Path, written: Path) -> None:
         assert ("within the spread" in row["verdict"]) == (chance > 0.05)
     assert found[2]["verdict"] == "does not hold"
     assert [(row["verdict"], row["difference"]) for row in found[3:]] == [("not run", "")] * 2
+    assert [row["claimed"] for row in found] == ["> 0", "> 0", "≥ 99", "> 0", "> 0"]
     assert [row["seeds"] for row in found] == ["2", "2", "2", "0", "0"]
 
 

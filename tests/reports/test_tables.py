@@ -13,7 +13,7 @@ TABLE = Table(
     "t",
     "A title with 50 % and <i>",
     ["strategy", "NIID", "NIID published"],
-    [[HOSTILE, "1,234.50 ± 0.25", "61.45?"], ["Local", "", "\N{MINUS SIGN}3.00"]],
+    [[HOSTILE, "1,234.50 ± 0.25", "61.45?"], ["Local", "", "≥ \N{MINUS SIGN}3.00"]],
     notes=["a note_"],
 )
 
@@ -38,7 +38,7 @@ def test_csv_holds_numbers() -> None:
     assert rows == [
         ["strategy", "NIID", "NIID std", "NIID published", "NIID published mark"],
         [HOSTILE, "1234.50", "0.25", "61.45", "?"],
-        ["Local", "", "", "-3.00", ""],
+        ["Local", "", "", "≥ -3.00", ""],
     ]
 
 
@@ -68,7 +68,7 @@ def test_latex_is_escaped() -> None:
         r"\textless{}b\textgreater{}a\textbar{}b\_\&\%\textless{}/b\textgreater{} & 1,234.50 $\pm$ 0.25 & 61.45? \\"
         in text
     )
-    assert r"Local &  & $-$3.00 \\" in text
+    assert r"Local &  & $\geq$ $-$3.00 \\" in text
     assert r"\caption{A title with 50 \% and \textless{}i\textgreater{}}" in text
     assert r"\begin{tabular}{lrr}" in text
 
