@@ -35,6 +35,7 @@ Labels = dict[str, str]
 #: one point, or several of which one is enough
 Points = Annotated[list[str], BeforeValidator(lambda found: [found] if isinstance(found, str) else found)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Percent = Annotated[Finite, Field(ge=0, le=100)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
 
 
@@ -43,11 +44,11 @@ class _Part(BaseModel):
 
 
 class Published(_Part):
-    """Figures from a paper: `values` by the points of the axis (or the corruptions, ...) `over`, at the cells `at`."""
+    """Figures from a paper, in %: `values` by the points of an axis (or the corruptions, ...) `over`, at cells `at`."""
 
     at: Labels = {}
     over: str
-    values: dict[str, Finite]
+    values: dict[str, Percent]
     flag: Literal["sound", "doubtful", "copied", "invalid"] = "sound"
     note: str = ""
 
@@ -146,6 +147,12 @@ class Spec(_Part):
                     if one not in self.axes.get(axis, {}):
                         allowed = self.axes.get(axis) or self.axes
                         raise ConfigError(f"{place}: {axis} = {one!r}: unknown; allowed: {', '.join(allowed)}")
+        for claim in self.claims:
+            if claim.better | claim.than == claim.than | claim.better:  # what only one side names holds for both
+                raise ConfigError(
+                    f"claims: {claim.text!r}: better = {claim.better} and than = {claim.than} are the same cells; name "
+                    "another point of an axis in each"
+                )
         corrupted = self._corruptions()
         for entry in self.published:
             if entry.over in entry.at:

@@ -200,6 +200,22 @@ def test_a_cell_holds_its_whole_config() -> None:
             "published.0.values.0 = nan: allowed: a finite number",
         ),
         (
+            {"published": [{"over": "class", "values": {"0": 100.5}}]},
+            "published.0.values.0 = 100.5: allowed: less than or equal to 100",
+        ),
+        (
+            {"published": [{"over": "class", "values": {"0": -0.5}}]},
+            "published.0.values.0 = -0.5: allowed: greater than or equal to 0",
+        ),
+        (
+            {"claims": [{"text": "a", "better": {"setting": "IID"}, "than": {"setting": "IID"}}]},
+            "claims: 'a': better = {'setting': 'IID'} and than = {'setting': 'IID'} are the same cells",
+        ),
+        (
+            {"claims": [{"text": "a", "better": {"setting": "IID"}, "than": {"strategy": "FedAvg"}}]},
+            "are the same cells; name another point of an axis in each",  # FedAvg and IID hold for both
+        ),
+        (
             {"claims": [{"text": "a", "better": {}, "than": {}, "by": float("inf")}]},
             "claims.0.by = inf: allowed: a finite number",
         ),
