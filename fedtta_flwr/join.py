@@ -105,7 +105,8 @@ def _check(server: Address, ca: Path | None, key: Path | None) -> None:
 def _run(command: list[str], env: Mapping[str, str]) -> int:
     """Run a SuperNode to its end; whatever ends us ends it, gently, so that its server knows at once."""
     # A killed parent cannot tell its SuperNode, which would stay online and keep its successor out.
-    process = subprocess.Popen(command, env=env, preexec_fn=end_with_parent)
+    # In a session of its own, for Ctrl-C is for us: processes that are still starting would end with a traceback each.
+    process = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=end_with_parent)
     try:
         return process.wait()
     finally:
