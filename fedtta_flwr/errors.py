@@ -13,6 +13,11 @@ class FedTTAError(Exception):
     Its text is one line; the command line prints it without a traceback and exits with status 2.
     """
 
+    def __str__(self) -> str:
+        """Return the text, with escapes for what would not stay on its line, or tell a terminal something."""
+        # Names of files may hold anything.
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
+
 
 class ConfigError(FedTTAError):
     """A run-config key, value or combination is not allowed."""

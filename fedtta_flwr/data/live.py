@@ -144,8 +144,10 @@ class LiveStream:
     def _warn(self, what: str, reasons: Mapping[str, str]) -> None:
         from flwr.common.logger import log
 
-        if reasons:
-            named = few([f"{name} ({reason})" for name, reason in reasons.items()])
+        from fedtta_flwr.records import printable
+
+        if reasons:  # who lets images arrive also names them, in one line of this log and no more
+            named = few([printable(f"{name} ({reason})") for name, reason in reasons.items()])
             log(WARNING, "%s: %s: %s", self._folder, what, named)
 
     def _arrivals(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:

@@ -168,6 +168,24 @@ def test_what_is_no_image_is_skipped_once_with_a_line(folder: Path, warnings: li
     assert len(table(folder / "skipped.csv")) == 3
 
 
+FORGED = "x\x1b[2J\nINFO : all is well\udce9.txt"
+
+
+def test_a_name_is_no_line_of_the_log(folder: Path, warnings: list[str]) -> None:
+    lie(folder / FORGED)
+    stream(folder).batch(0)
+    assert warnings == [f"{folder}: skipped: x [2J INFO : all is well .txt (not an image (6 bytes))"]
+
+
+def test_nor_of_an_error(folder: Path) -> None:
+    for name in "ab":
+        (folder / name).mkdir()
+        lie(folder / name / FORGED)
+    with pytest.raises(DataError) as caught:
+        ImageTree(folder, 32)
+    assert str(caught.value).startswith(rf"{folder}/a/x\x1b[2J\nINFO : all is well\udce9.txt: not an image")
+
+
 @pytest.mark.parametrize("name", ["x.png", "x.jpg", "x.bmp"])
 def test_a_file_still_being_written_is_taken_when_it_is_complete(folder: Path, name: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
