@@ -102,7 +102,8 @@ class Roster:
     def absent(self, clients: Iterable[str]) -> dict[str, str]:
         """Return why those of a run's clients that have no connected node take no part."""
         gone = {c: f"its node {n} is not connected" for c, n in self.node_of.items() if n not in self.present}
-        return dict.fromkeys(set(clients) - self.node_of.keys(), NEVER_HERE) | gone
+        refused = {name: why for node, why in self.refused.items() for name in self.names.get(node, "").split(",")}
+        return {c: refused.get(c, NEVER_HERE) for c in set(clients) - self.node_of.keys()} | gone
 
     def called(self, node: int) -> str:
         """Return how a node is named in messages: by its number, and the name that it was registered under."""

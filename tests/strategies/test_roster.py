@@ -366,6 +366,23 @@ def test_a_node_that_cannot_serve_is_named_and_ends_no_run_that_has_a_quorum(
     assert "the run begins without 1 of 4 clients: client-01" in caplog.text
 
 
+def test_the_reason_is_that_of_the_device_where_its_name_is_known(tiny_config: Callable[..., RunConfig]) -> None:
+    config = tiny_config(**{"join-timeout": 0.1, "quorum": 1})
+    grid = Devices(config, EACH[:3])
+    grid.registered = {2: "client-00", 3: "gate,client-01"}  # the last one without a name
+    grid.change(3, **NO_GPU)
+    grid.change(4, **NO_GPU)
+    roster = gather(grid, config)
+    absent = roster.absent(EACH)
+    assert sorted(absent) == EACH[1:]
+    assert absent["client-01"] == roster.refused[3]
+    assert absent["client-01"].startswith("node 3 (gate,client-01): device = 'cuda:99'")
+    assert absent["client-02"] == absent["client-03"] == "it has not joined"
+    grid.away = {3}
+    roster.refresh(grid, config)
+    assert roster.absent(EACH)["client-01"] == "it has not joined"
+
+
 def test_who_does_not_join_and_why(config: RunConfig) -> None:
     grid = Devices(config, [*EACH, "client-02"])
     grid.change(3, **NO_GPU)
