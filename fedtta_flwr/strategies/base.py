@@ -66,6 +66,7 @@ class PersonalizedStrategy(Method, Strategy):
         self._asked_by: dict[str, list[str]] = {}
         self._resume = 0
         self._resuming: set[str] = set()
+        self._left_out: set[str] = set()  # named as such in the log, and not back yet
         self._far, self._silent = False, 0  # whether nodes come and go; rounds in a row in which nobody was reached
 
     # ------------------------------------------------------------------------------------------- Flower's interface
@@ -315,17 +316,22 @@ class PersonalizedStrategy(Method, Strategy):
         rejected = screen(read, expected) if read else {}
         round_.missing |= rejected
         exchange = "the closing exchange" if round_.closing else f"round {round_.number}"
-        self._resuming -= {c for clients in self._asked_by.values() for c in clients if c not in round_.missing}
+        asked = {client for clients in self._asked_by.values() for client in clients}
+        takes_part = asked - round_.missing.keys()
+        self._resuming -= takes_part
+        again, self._left_out = self._left_out & takes_part, self._left_out - takes_part
         for reason in sorted(set(round_.missing.values()) - {NEVER_HERE}):  # who that is has been said at the beginning
             without = sorted(client for client, why in round_.missing.items() if why == reason)
             log(logging.WARNING, "%s goes on without %s: %s", exchange, few(without), reason)
+            self._left_out.update(without)
         if round_.number > 1:
             forgot, new = ([c for c in round_.forgot if (c in self.personal) == known] for known in (True, False))
             if forgot:
                 log(logging.WARNING, "%s: what they had kept at home is lost: %s", exchange, few(forgot))
             if new:
                 log(logging.INFO, "%s: take part from now on: %s", exchange, few(new))
-        asked = {client for clients in self._asked_by.values() for client in clients}
+            if again := again.difference(new):
+                log(logging.INFO, "%s: take part again: %s", exchange, few(sorted(again)))
         if asked and asked <= round_.missing.keys():
             first = min(asked)
             self._silent += 1

@@ -86,6 +86,17 @@ def test_a_client_leaves_and_returns_as_another_node(run: Any, tmp_path: Path) -
     assert sum(line["samples"] for line in lines) == 20 + 15 + 15 + 20
 
 
+def test_who_returns_is_named_once(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flwr")
+    run({0: "3", 2: "012", 3: "1"}, quorum=1)
+    said = [record.getMessage() for record in caplog.records if "take part" in record.getMessage()]
+    assert said == [
+        "round 2: take part from now on: client-03",
+        "round 3: take part again: client-00, client-02",
+        "round 4: take part again: client-01",
+    ]
+
+
 def test_without_a_disk_it_goes_on_where_the_others_are(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     lines, _, _ = run({2: "1"}, adapter="tent")
     assert "round 3: what they had kept at home is lost: client-01" in caplog.text
