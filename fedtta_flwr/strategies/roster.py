@@ -131,7 +131,7 @@ class Roster:
         for reply in self._mail.pull(grid):
             node_id = reply.metadata.src_node_id
             if reply.has_error() and reply.error.code in GONE:
-                log(WARNING, "node %d did not answer (%s); it is asked again", node_id, error_of(reply))
+                log(WARNING, "%s did not answer (%s); it is asked again", self.called(node_id), error_of(reply))
                 self._ask_at.pop(node_id, None)
             else:
                 answers.append(reply)

@@ -544,11 +544,16 @@ def test_the_source_model_is_the_servers_whoever_answers_first(
     assert (roster.model, roster.classes) == (known.model, 10)
 
 
-def test_a_node_that_was_lost_on_the_way_is_asked_again(tiny_config: Callable[..., RunConfig]) -> None:
+def test_a_node_that_was_lost_on_the_way_is_asked_again(
+    tiny_config: Callable[..., RunConfig], warned: list[str]
+) -> None:
     config = tiny_config(**{"join-timeout": 60.0})
 
     class Unsteady(LocalGrid):
         lost: ClassVar[list[int]] = [5, 8, 3]
+
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            return [NodeInfo(node_id=2), NodeInfo(node_id=3, name="client-01,client-03")]
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             for reply in super().pull_messages(message_ids):
@@ -572,6 +577,8 @@ def test_a_node_that_was_lost_on_the_way_is_asked_again(tiny_config: Callable[..
     assert not grid.lost
     assert sorted(roster.node_of) == list(config.client_names())
     assert set(roster.node_of.values()) == {2, 3}
+    assert warned[0] == "node 3 (client-01,client-03) did not answer (gone (code 3)); it is asked again"
+    assert len(warned) == 3
 
 
 def test_nodes_are_in_the_order_of_their_first_client() -> None:
