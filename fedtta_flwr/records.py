@@ -41,6 +41,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -76,6 +77,7 @@ TYPES = {
 }
 LONGEST_HEADER = 2**20  # bytes, for thousands of names and shapes; a tensor without values would be nothing but these
 LONGEST_LINE = 500
+NOT_CONNECTED = "its node is not connected (gone, or revoked: `fedtta nodes` shows it)"
 OTHERS = ("templates", "app")  # folders of the package: what no run uses, and what a wheel has and a checkout has not
 
 
@@ -163,6 +165,8 @@ def sendable(text: str) -> str:
 def error_of(message: Message) -> str | None:
     """Return what went wrong at the client in one line, or None if nothing did."""
     if message.has_error():
+        if message.error.code == ErrorCode.NODE_UNAVAILABLE:  # Flower speaks of heartbeats and their interval
+            return NOT_CONNECTED
         return printable(f"{message.error.reason or 'no reason given'} (code {message.error.code})")
     record = message.content.config_records.get(ERROR)
     return printable(str(record.get("text", "no reason given"))) if record is not None else None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedtta_flwr import records
@@ -162,6 +163,8 @@ def test_errors_of_flower_itself(message: Message) -> None:
     silent = error_of(Message(Error(code=0), reply_to=message))
     assert silent is not None
     assert "code 0" in silent
+    revoked = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable - no heartbeat"), reply_to=message)
+    assert error_of(revoked) == "its node is not connected (gone, or revoked: `fedtta nodes` shows it)"
 
 
 def test_the_fingerprint_changes_with_the_code_and_nothing_else(tmp_path: Path) -> None:
