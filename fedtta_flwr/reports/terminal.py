@@ -48,27 +48,34 @@ class Terminal:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._outage = Outage(Path("standard output"))
-        self._rounds = 0
+        self._rounds = self._clients = 0
         self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
+        self._mean, self._latest = "over all samples", ""
         self._warned: set[tuple[str, str]] = set()
         self._began = self._printed = 0.0
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Start the clock."""
-        self._rounds = rounds
+        self._rounds, self._clients = rounds, len(clients)
         if config.task == "tgfl":
             self._titles, self._rows = HEAD_TITLES | {"tta": config.head}, "test set"
             self._keys = ("per_corruption_mean_clients", "mean_clients")  # as the papers have it
+            self._mean = "means over the clients"
         self._began = self._printed = time.monotonic()
         self._say(f"{len(clients)} clients, {rounds} rounds -> {self._directory.path}")
 
     def on_round(self, round_: Round) -> None:
         """Print a line if the last one is some seconds old; that of the last round when the run is over.
 
-        Its `post` comes with the closing exchange only, and the table says what the last line says. Clients are
-        warned of when a round of theirs comes to nothing, or they collapse, for the first time.
+        Its `post` comes with the closing exchange only, and the table says what the last line says. Accuracies are of
+        all rounds so far; where there are none, the line says what the latest round brought. Clients are warned of when
+        a round of theirs comes to nothing, or they collapse, for the first time.
         """
+        if not round_.closing:
+            self._latest = f"{len(round_.clients)} of {self._clients} clients, {round_.samples:,} samples"
+            if shares := round_.largest_share.values():
+                self._latest += f", one class at most {max(shares):.0%}"
         in_vain = [client for client, steps in round_.undone.items() if steps == round_.steps[client]]
         self._warn(round_.number, in_vain, IN_VAIN)
         self._warn(round_.number, round_.collapsed, COLLAPSE)
@@ -80,13 +87,10 @@ class Terminal:
         self._printed = now
         elapsed = now - self._began
         left = elapsed / max(1, number - self._before) * (self._rounds - number)
-        parts = [f"round {number}/{self._rounds}"]
-        board = self._directory.board
-        for score in SCORES:
-            if (accuracy := board.accuracy(score)) is not None:
-                parts.append(f"{score} {accuracy['micro']:.1f}%")
-        parts.append(f"{elapsed:.0f} s, {left:.0f} s left")
-        self._say("  ".join(parts))
+        found = ((score, self._directory.board.accuracy(score)) for score in SCORES)
+        scores = "  ".join(f"{score} {accuracy[self._keys[1]]:.1f}%" for score, accuracy in found if accuracy)
+        brought = f"accuracy so far: {scores}" if scores else self._latest
+        self._say(f"round {number}/{self._rounds}  {brought}  {elapsed:.0f} s, {left:.0f} s left")
 
     def on_end(self) -> None:
         """Print the table of accuracies in percent, per corruption and on average."""
@@ -111,7 +115,7 @@ class Terminal:
         if not accuracies:
             self._say("no scores: `scores` is empty, or there are no labels")
             return
-        table = Table(title="accuracy in %", box=box.SIMPLE_HEAD, title_justify="left")
+        table = Table(box=box.SIMPLE_HEAD)
         table.add_column(self._rows)
         for score in accuracies:
             table.add_column(self._titles[score], justify="right")
@@ -124,7 +128,7 @@ class Terminal:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         page = StringIO()
         Console(file=page, width=min(width, WIDTH), color_system=None).print(table)
-        self._say(page.getvalue())
+        self._say(f"accuracy in %, {self._mean}\n{page.getvalue()}")
 
     def _warn(self, round_: int, clients: Sequence[str], finding: str) -> None:
         if new := sorted(client for client in clients if (client, finding) not in self._warned):

@@ -68,6 +68,20 @@ def test_progress_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in line
 
 
+def test_without_labels_progress_is_who_took_part_and_what_they_predict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    tell = observers(tmp_path / "run", 2)
+    clock[0] += 10
+    tell(made(1, [], clients=("client-01",), samples=4))
+    tell(made(2, [], clients=("client-00", "client-01"), samples=1200, largest_share={"a": 0.2, "b": 0.314}))
+    tell(made(3, [], closing=True))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "round 1/2  1 of 2 clients, 4 samples  10 s, 10 s left",
+        "round 2/2  2 of 2 clients, 1,200 samples, one class at most 31%  10 s, 0 s left",
+    ]
+
+
 def test_the_time_left_of_a_run_that_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
@@ -104,7 +118,7 @@ def test_the_last_round_is_always_told_and_with_its_post(
     clock[0] += 1
     tell(made(3, [counts(2, "post", "fog", 2)], closing=True))
     line = capsys.readouterr().out
-    assert line == "round 2/2  pre 50.0%  post 62.5%  101 s, 0 s left\n"
+    assert line == "round 2/2  accuracy so far: pre 50.0%  post 62.5%  101 s, 0 s left\n"
     tell(None)  # type: ignore[arg-type]
     assert "average" in (table := capsys.readouterr().out)
     assert table.rstrip().endswith("62.50")  # what the line says
@@ -120,6 +134,7 @@ def test_the_table_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[0].startswith("1 rounds in 20.0 s (clients' compute 14.0, server 2.0, transport 4.0)")
     assert lines[0].endswith("4,000 bytes up, 2,000 down; peak memory in MiB: client 3, server 2")
     assert lines[1] == f"results: {tmp_path / 'run'}"
+    assert lines[2] == "accuracy in %, over all samples"
     cells = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
     assert cells["corruption"] == ["source", "model", "federation:", "pre", "federation:", "post"]
     assert cells["fog"] == ["12.50", "62.50", "87.50"]
@@ -176,10 +191,16 @@ def test_a_real_run_ends_with_its_table(run_local: Callable[..., Any], capsys: p
 def test_where_two_heads_predict_columns_are_named_by_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = RunDirectory(tmp_path / "run")
     screen = Terminal(directory)
+    large = Counts(1, "client-01", "A-original-internal", "tta", np.array([92, 0]), np.array([92, 0]))
+    scored = [counts(1, score, "A-original-internal", 4) for score in ("source", "local", "tta")]
     for observer in (directory, screen):
-        observer.on_start(RunConfig(task="tgfl", head="fedthe"), ("client-00",), 1)
-        observer.on_round(made(1, [counts(1, score, "A-original-internal", 4) for score in ("source", "local", "tta")]))
+        observer.on_start(RunConfig(task="tgfl", head="fedthe"), ("client-00", "client-01"), 1)
+        observer.on_round(made(1, [*scored, large]))
+        observer.on_round(made(2, [], closing=True))
     screen.on_end()
     out = capsys.readouterr().out
+    assert "tta 75.0%" in out
+    assert "accuracy in %, means over the clients\n" in out
+    assert "75.00" in next(line for line in out.splitlines() if "average" in line)
     header = next(line for line in out.splitlines() if "test set" in line)
     assert header.split() == ["test", "set", "global", "head", "personal", "head", "fedthe"]
