@@ -107,7 +107,7 @@ class RunDirectory:
             "machine": _machine(),
             "clients": list(clients),
             "rounds": rounds,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": _now(),
         }
         if self._resume:
             before = json.loads((self.path / "config.json").read_text())
@@ -151,6 +151,7 @@ class RunDirectory:
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
+            "time": _now(),
             "screened": dict(sorted(round_.missing.items())),
             "forgot": list(round_.forgot),
         }
@@ -285,6 +286,10 @@ def run_path(config: RunConfig) -> Path:
             f"(`fedtta run --output DIR` takes relative ones)"
         )
     return path
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,8 +149,17 @@ def test_who_answers_first_changes_no_line(tmp_path: Path, config: RunConfig) ->
         about = {name: f"{name} is away" for name in names}
         directory.on_round(made_round(1, missing=about, undone=dict.fromkeys(names, 1)))
         directory.close(finished=False)
-        lines.append((tmp_path / names / "rounds.jsonl").read_bytes())
+        (line,) = written(directory.path)[1]
+        lines.append(json.dumps(line | {"time": ""}))  # the order of keys counts, too
     assert lines[0] == lines[1]
+
+
+def test_a_line_says_when_its_round_ended(directory: RunDirectory) -> None:
+    directory.on_end()
+    for line in written(directory.path)[1]:
+        ended = datetime.fromisoformat(line["time"])
+        assert ended.microsecond == 0
+        assert timedelta(0) <= datetime.now(UTC) - ended < timedelta(minutes=1)
 
 
 def test_a_method_without_matrices(tmp_path: Path, config: RunConfig) -> None:

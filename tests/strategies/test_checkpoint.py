@@ -109,11 +109,11 @@ def start(apps: tuple[Any, Any], tmp_path: Path) -> Callable[..., Path]:
 
 
 def result(path: Path) -> dict[str, Any]:
-    """What a run found, without how long it took."""
+    """What a run found, without when, and how long it took."""
     summary = json.loads((path / "summary.json").read_text())
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     for line in lines:
-        del line["seconds"]
+        del line["seconds"], line["time"]
     with np.load(path / "collaboration.npz") as file:
         found = {key: file[key].tolist() for key in ("weights", "rounds")}
     return found | {"lines": lines} | {key: summary[key] for key in ("accuracy", "finished", "bytes", "screened")}
