@@ -29,6 +29,7 @@ PREDICTIONS, SKIPPED = "predictions.csv", "skipped.csv"
 PREDICTIONS_HEADER = ("file", "class", "probability", "model_version")
 SKIPPED_HEADER = ("file", "reason", "bytes", "modified_ns")
 POLL = 0.1  # seconds between two looks at the folder while waiting for a full batch
+MANY = 10  # batches of new images that wait: more come than are predicted
 FRESH = 2_000_000_000  # nanoseconds: a file that changed so lately and is no image is probably still being written
 
 
@@ -76,6 +77,7 @@ class LiveStream:
         self._skipped = GrowingCsv(output / SKIPPED, SKIPPED_HEADER, key=("file", "bytes", "modified_ns"))
         self._handed_out: dict[int, list[str]] = {}  # the latest slot's, until they are predicted
         self._told: set[str] = set()  # names of those that cannot be read
+        self._most_waiting = MANY * batch_size  # beyond which the log says so
 
     def __len__(self) -> int:
         """Return the number of slots, some of which may turn out to be empty."""
@@ -122,11 +124,16 @@ class LiveStream:
         predicted, skipped = self._predicted.keys(), self._skipped.keys()
         arrivals, unreadable = self._arrivals()
         rows: list[tuple[str, str, str, str]] = []
-        for name, bytes_, modified in arrivals:
+        new = [
+            (name, bytes_, modified)
+            for name, bytes_, modified in arrivals
+            if not (name in images or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped)
+        ]
+        waiting = len(new)
+        for name, bytes_, modified in new:
             if len(images) >= self._batch_size:
                 break
-            if name in images or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped:
-                continue
+            waiting -= 1
             try:
                 images[name] = read_image(self._folder / name, self._image_size)
             except FileNotFoundError:
@@ -140,6 +147,16 @@ class LiveStream:
         self._warn("skipped", {row[0]: row[1] for row in rows})
         self._warn("cannot be read now", {name: unreadable[name] for name in unreadable if name not in self._told})
         self._told |= unreadable.keys()
+        if waiting > self._most_waiting:
+            self._most_waiting = 2 * waiting
+            self._warn_behind(waiting)
+
+    def _warn_behind(self, waiting: int) -> None:
+        from flwr.common.logger import log
+
+        fault = f"{waiting} new images wait, {waiting // self._batch_size} batches: more come than are predicted"
+        remedy = "make batch-size or aggregate-every larger, or rounds shorter"
+        log(WARNING, "%s: %s; batch-size = %d: %s", self._folder, fault, self._batch_size, remedy)
 
     def _warn(self, what: str, reasons: Mapping[str, str]) -> None:
         from flwr.common.logger import log

@@ -229,6 +229,34 @@ def test_many_foreign_files_are_one_line_and_one_write(
     assert warnings[0].endswith("02.json (not an image (6 bytes)) and 17 more")
 
 
+def test_a_client_that_falls_behind_says_so_and_again_when_twice_as_many_wait(
+    folder: Path, warnings: list[str]
+) -> None:
+    for i in range(22):
+        arrive(folder, f"{i:02}.png", i, i)
+    own = stream(folder, batch_size=2)
+    own.batch(0)
+    assert warnings == []  # 20 wait, ten batches
+    arrive(folder, "22.png", 22, 22)
+    for slot in (1, 2):  # the visit fails: all are new again
+        own.batch(slot)
+    assert warnings == [
+        f"{folder}: 21 new images wait, 10 batches: more come than are predicted; batch-size = 2: make batch-size or "
+        f"aggregate-every larger, or rounds shorter"
+    ]
+    for i in range(23, 44):
+        arrive(folder, f"{i:02}.png", i, i)
+    own.batch(3)
+    assert len(warnings) == 1  # 42
+    arrive(folder, "44.png", 44, 44)
+    own.batch(4)
+    assert len(warnings) == 2
+    assert "43 new images" in warnings[1]
+    own.predicted(4, sure_of([1, 2]), version=1)
+    own.batch(5)
+    assert len(warnings) == 2  # they become fewer
+
+
 def test_an_entry_that_cannot_be_looked_at_is_named_once_and_keeps_no_other_back(
     folder: Path, warnings: list[str]
 ) -> None:
