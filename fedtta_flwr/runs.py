@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
 START_SECONDS = 60.0
+#: all that Flower knows of a run whose ServerApp, or server, was killed
+KILLED = ("Task failed with unknown error", "No heartbeat received from the task")
 REACH_SECONDS = 60.0  # for which a SuperLink may be out of reach: a tunnel that is opened again
 
 
@@ -87,7 +89,13 @@ def follow(client: "ControlHttpClient", run_id: int) -> None:
             print(f"the SuperLink is out of reach ({one_line(error)}); trying again", file=sys.stderr, flush=True)
         time.sleep(0.5)
     if run.status != "finished:completed":
-        raise RunError(f"run {run_id} ended as {': '.join(filter(None, (run.status, run.details)))}")
+        cause = ": ".join(filter(None, (run.status, run.details)))
+        if run.details.startswith(KILLED):
+            cause += (
+                "; its process, or the server, was ended: if checkpoint-every was set, `fedtta run --resume DIR` with "
+                "the other options of this run goes on"
+            )
+        raise RunError(f"run {run_id} ended as {cause}")
 
 
 def find_run(client: "ControlHttpClient", run_id: int) -> Run:

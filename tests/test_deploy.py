@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
+from flwr.supercore.control import ControlHttpClient
 
 from fedtta_flwr import cli, deploy, runs
 from fedtta_flwr.control import connect, control_api, environment, one_line, start_run
 from fedtta_flwr.deploy import Address
-from fedtta_flwr.errors import ConfigError, FederationError
+from fedtta_flwr.errors import ConfigError, FederationError, RunError
 from fedtta_flwr.ports import check_apart, check_free, free_port
 
 FLEET, CONTROL = Address("0.0.0.0", 9092), Address("127.0.0.1", 8000)
@@ -267,6 +268,25 @@ def test_a_superlink_out_of_reach_is_asked_again_for_a_while(monkeypatch: pytest
     ):
         runs.find_run(client, 1)
     assert 2 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("details", "killed"),
+    [
+        ("Task failed with unknown error.", True),
+        ("No heartbeat received from the task", True),
+        ("ServerApp failed with exception: no", False),
+        ("", False),
+    ],
+)
+def test_a_run_that_was_killed_can_be_resumed(details: str, killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "find_run", lambda client, run_id: runs.Run(run_id, "finished:failed", "", details))
+    monkeypatch.setattr(ControlHttpClient, "StreamLogs", lambda *_: ())
+    with control_api("127.0.0.1:1", None) as client, pytest.raises(RunError) as caught:
+        runs.follow(client, 7)
+    assert str(caught.value).startswith(f"run 7 ended as finished:failed{details and ': '}{details}")
+    assert ("`fedtta run --resume DIR`" in str(caught.value)) == killed
+    assert ("checkpoint-every" in str(caught.value)) == killed
 
 
 def test_a_process_of_flowers_is_quiet_and_installs_nothing(tmp_path: Path) -> None:
