@@ -102,6 +102,21 @@ def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeyp
     np.testing.assert_allclose(found["accuracy"].mean(axis=1), expected)
 
 
+def test_a_script_comes_to_a_clients_local_score(
+    run_local: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = (ROOT / "docs" / "adapters.md").read_text()
+    (script,) = re.findall(
+        r"^```python\n(from fedtta_flwr\.config import RunConfig\n.*?)^```$", shown, re.DOTALL | re.MULTILINE
+    )
+    tiny = TINY | {"adapter": "tent", "scores": "local", "strategy": "local"}
+    script, count = re.subn(r"from_flat\(\{.*?\}\)", f"from_flat({tiny!r})", script)
+    assert count == 1
+    exec(script, {})
+    expected = run_local(**tiny).summary["accuracy"]["local"]["per_client"]["client-00"]
+    assert capsys.readouterr().out.splitlines()[0] == str(expected)
+
+
 @pytest.mark.e2e
 def test_the_example_runs_by_its_command(package: Path, tmp_path: Path) -> None:
     shown = (ROOT / "docs" / "strategies.md").read_text()
