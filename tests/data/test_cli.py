@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtta_flwr import cli, launch
+from fedtta_flwr import catalogue, cli
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data import cifar as cifar_module
 from fedtta_flwr.data import reference
@@ -278,7 +278,7 @@ def test_legacy_no_norm_takes_the_normalisation_away(tmp_path: Path) -> None:
 def test_every_config_is_valid_and_begins_with_its_command(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith(f"# fedtta run --run-config configs/{path.name}")
-    assert launch._headline(path)
+    assert catalogue._headline(path)
     RunConfig.from_flat(read_overrides([str(path)]))
 
 
@@ -287,7 +287,7 @@ def test_every_preset_is_valid_where_its_command_names_it(path: Path) -> None:
     first = path.read_text().splitlines()[0]
     config, preset = re.fullmatch(r"# fedtta run --run-config (\S+) --run-config (\S+)", first).groups()  # type: ignore[union-attr]
     assert ROOT / preset == path
-    assert launch._headline(path)
+    assert catalogue._headline(path)
     values, default = read_overrides([str(path)]), RunConfig().to_flat()
     assert values
     assert all(default[key] != value for key, value in values.items())
