@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 import torch
@@ -319,11 +319,15 @@ class PersonalizedStrategy(Method, Strategy):
         asked = {client for clients in self._asked_by.values() for client in clients}
         takes_part = asked - round_.missing.keys()
         self._resuming -= takes_part
+        if asked and not takes_part:
+            self._endure(exchange, asked)
+        else:
+            self._silent = 0
         again, self._left_out = self._left_out & takes_part, self._left_out - takes_part
-        for reason in sorted(set(round_.missing.values()) - {NEVER_HERE}):  # who that is has been said at the beginning
-            without = sorted(client for client, why in round_.missing.items() if why == reason)
-            log(logging.WARNING, "%s goes on without %s: %s", exchange, few(without), reason)
-            self._left_out.update(without)
+        for reason, without in _by_reason(round_.missing).items():
+            if reason != NEVER_HERE:  # who that is has been said at the beginning
+                log(logging.WARNING, "%s goes on without %s: %s", exchange, few(without), reason)
+                self._left_out.update(without)
         if round_.number > 1:
             forgot, new = ([c for c in round_.forgot if (c in self.personal) == known] for known in (True, False))
             if forgot:
@@ -332,17 +336,23 @@ class PersonalizedStrategy(Method, Strategy):
                 log(logging.INFO, "%s: take part from now on: %s", exchange, few(new))
             if again := again.difference(new):
                 log(logging.INFO, "%s: take part again: %s", exchange, few(sorted(again)))
-        if asked and asked <= round_.missing.keys():
-            first = min(asked)
-            self._silent += 1
-            # All at once out of reach: the server's own network, as a rule. What they say themselves ends the run.
-            outage = self._far and round_.number > 1 and asked <= round_.unreached
-            if not outage or self._silent == MOST_SILENT:
-                raise FederationError(f"{exchange}: no client could take part; {first}: {round_.missing[first]}")
-            log(logging.WARNING, "%s: no client could be reached; nothing is mixed", exchange)
-        else:
-            self._silent = 0
         return read, rejected
+
+    def _endure(self, exchange: str, asked: set[str]) -> None:
+        """Go on for some rounds where all are out of reach at once: the server's own network, as a rule.
+
+        Raises
+        ------
+        FederationError
+            If it lasts, or they say themselves what is wrong.
+        """
+        self._silent += 1
+        outage = self._far and self._round.number > 1 and asked <= self._round.unreached
+        if not outage or self._silent == MOST_SILENT:
+            reasons = _by_reason({client: self._round.missing[client] for client in asked})
+            said = few([f"{few(clients)}: {reason}" for reason, clients in reasons.items()], "; ")
+            raise FederationError(f"{exchange}: no client could take part; {said}")
+        log(logging.WARNING, "%s: no client could be reached; nothing is mixed", exchange)
 
     def _tell(self, began: float) -> None:
         seconds = self._round.seconds
@@ -353,6 +363,14 @@ class PersonalizedStrategy(Method, Strategy):
         self._round.memory["server"] = peak_memory()
         for observer in self.observers:
             observer.on_round(self._round)
+
+
+def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return which clients took no part for each reason, both sorted."""
+    found: dict[str, list[str]] = {}
+    for client, reason in sorted(missing.items()):
+        found.setdefault(reason, []).append(client)
+    return dict(sorted(found.items()))
 
 
 def _clients(message: Message) -> list[str]:
