@@ -467,9 +467,8 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
 def _unknown(key: str) -> str:
     """Return what is to be said of a key that there is not."""
     near = get_close_matches(key, RunConfig().to_flat(), n=1)
-    return (
-        "unknown key; " + (f"did you mean {near[0]}? " if near else "") + "`fedtta list keys` prints the allowed ones"
-    )
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"unknown key; {meant}`fedtta list keys` prints the allowed ones"
 
 
 def _one_line(error: ValidationError) -> str:

@@ -32,8 +32,8 @@ def predicted(sums: Tensor, logits: Tensor) -> Tensor:
     """
     largest, classes = logits.max(dim=1, keepdim=True)
     known = largest.isfinite()
-    predicted = (classes == torch.arange(logits.shape[1], device=logits.device)) & known
-    batch = torch.cat([predicted, known], dim=1).sum(dim=0).to(sums)
+    by_class = (classes == torch.arange(logits.shape[1], device=logits.device)) & known
+    batch = torch.cat([by_class, known], dim=1).sum(dim=0).to(sums)
     share = (batch[-1] / WINDOW).clamp(max=1.0)
     means = (1 - share) * sums[:-1] + batch / batch[-1].clamp(min=WINDOW)
     enough, collapsed = _judge(means)
