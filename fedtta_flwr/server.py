@@ -63,12 +63,12 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
     Adapter or HeadBench
         One as every client has it at the start.
     Roster
-        Of nobody yet, with the source model and the number of classes that every client must have.
+        Of nobody yet, with what every client must have: source model, number of classes and, of two heads, data.
     """
     check_trackers(config)
     if config.task == "tgfl":
         bench = check_heads(config)
-        return bench, Roster(classes=bench.classes, model=bench.fingerprint)
+        return bench, Roster(classes=bench.classes, model=bench.fingerprint, data=bench.data.fingerprint)
     data = check_data(config)
     classes, model = data.classes, load_source(config, data.classes)
     if form := image_form(config, data):

@@ -50,8 +50,8 @@ NORMALISATION: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "": ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
 }
-EVERYONE = 2.0**40  # clients of a mean that leaving oneself out does not change: where one is not in it
 OWN_HEADS = ("personal_head.", "global_head.")
+Labelled = tuple[Tensor, Tensor]  #: images [N, C, H, W] in [0, 1] and labels [N]
 FEW = 256  # images of a pass that only measures
 
 
@@ -69,8 +69,6 @@ class HeadBench:
         As `open_benchmark`; or model or head cannot be used.
     """
 
-    steps = rolled_back = 0  # nobody takes a step back here
-
     def __init__(self, config: RunConfig) -> None:
         cpu.prepare(config.threads)
         self.config = config
@@ -85,6 +83,8 @@ class HeadBench:
         recipe = self.method.recipe(self.options)
         self.net = TwoHeads(_begin(config, self.classes), recipe).to(self.device)
         self.fingerprint = fingerprint_of(self.net)
+        #: trainings; those whose heads were left as they were before, since they came to be no numbers
+        self.steps = self.rolled_back = 0
         #: where every client begins
         self.initial = {name: t.clone() for name, t in self.net.state_dict().items()}
 
@@ -132,16 +132,19 @@ def visit_heads(
         net.load_state_dict(parts["heads"], strict=False)
     elif "global_head.weight" in shared:
         net.personal_head.load_state_dict({"weight": shared["global_head.weight"]})
-    remembered = {}
+    remembered, before = {}, _own_heads(net)
     if phase == TRAIN:
         _train(bench, client, number, result)
+        _undo_where_not_finite(bench, before)
     else:
         own = parts.get("statistics")
         if own is None:  # it is the round for that, or the client has missed it
-            _personalise(bench, client, number)
-            own = statistics(net, in_order(bench, client), _alone(bench))
+            images = _training(bench, client)
+            _personalise(bench, images, client, number)
+            _undo_where_not_finite(bench, before)
+            own = statistics(net, in_order(images), _alone(bench))
         if phase == MEASURE:
-            result.samples = len(bench.data.training_labels(client))
+            result.samples = bench.data.training_size(client)
             result.descriptor = torch.cat([torch.zeros(0), *(own[name].cpu() for name in bench.measured)])
         else:
             _predict(bench, client, phase, own, received or bench.adapted_state(), result)
@@ -152,21 +155,42 @@ def visit_heads(
 
 def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     """Train on the client's images: the personal head on what was received, then what is shared."""
+    images = _training(bench, client)
     if bench.net.recipe.heads == "apart":
-        _personalise(bench, client, round_)
-    y = bench.data.training_labels(client)
-    counts = torch.bincount(torch.from_numpy(y), minlength=bench.classes).to(bench.device)
+        _personalise(bench, images, client, round_)
+    counts = torch.bincount(images[1], minlength=bench.classes)
     epochs = bench.config.tgfl.epochs
     if bench.net.recipe.heads == "fedrep":
         epochs = max(2, epochs)  # the last one trains the extractor, those before the head
     with seeded(bench.device, bench.config.seed, client, round_, "dropout"):
-        train_shared(bench.net, shuffled(bench, client, round_, "shared"), epochs, bench.sgd(), counts)
-    result.samples, result.state = len(y), {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()}
+        batches = shuffled(bench, images, client, round_, "shared")
+        train_shared(bench.net, batches, epochs, bench.sgd(), counts)
+    result.samples, result.state = (
+        len(images[1]),
+        {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()},
+    )
 
 
-def _personalise(bench: HeadBench, client: str, round_: int) -> None:
+def _training(bench: HeadBench, client: str) -> Labelled:
+    """Return a client's training part, where its network is."""
+    images, y = bench.data.training(client)
+    return images.to(bench.device), torch.from_numpy(y).to(bench.device)
+
+
+def _personalise(bench: HeadBench, images: Labelled, client: str, round_: int) -> None:
     epochs = bench.config.tgfl.personal_epochs
-    personalise(bench.net, shuffled(bench, client, round_, "personal"), epochs, bench.sgd())
+    personalise(bench.net, shuffled(bench, images, client, round_, "personal"), epochs, bench.sgd())
+
+
+def _undo_where_not_finite(bench: HeadBench, before: Mapping[str, Tensor]) -> None:
+    """Give the client the heads that it had before, where those that stay at home are no numbers any more.
+
+    What is shared the server screens, and sends anew; from these the client would never come back.
+    """
+    bench.steps += 1
+    if not all(t.isfinite().all() for t in _own_heads(bench.net).values()):
+        bench.net.load_state_dict(before, strict=False)
+        bench.rolled_back += 1
 
 
 def _predict(
@@ -177,7 +201,7 @@ def _predict(
     x, labels = images.to(bench.device), torch.from_numpy(y)
     found = {key: t.to(bench.device) for key, t in own.items()} | _of_all(bench, received)
     if images_of := bench.method.needs & {"features", "labels"}:
-        found |= statistics(bench.net, in_order(bench, client), images_of)
+        found |= statistics(bench.net, in_order(_training(bench, client)), images_of)
     net = deepcopy(bench.net)  # the predictor may tune it
     predictor: Predictor = bench.method(fitted(net, found), bench.options)
     predictor.identity = (bench.config.seed, client)
@@ -190,17 +214,17 @@ def _predict(
     result.domains.append(name)
     result.count("seen", torch.bincount(labels, minlength=bench.classes))
     result.score("tta", torch.cat(probabilities), labels)
-    with torch.no_grad():
-        alone: dict[str, Callable[[Tensor], Tensor]] = {
-            "source": bench.net.global_head,
-            "local": partial(personal_logits, bench.net),
-        }
-        if "global_head.weight" not in bench.net.shared():
-            del alone["source"]  # FedRep trains none
-        for score, head in alone.items():
-            if score in bench.config.score_names():
-                logits = torch.cat([head(bench.net.extractor(batch)) for batch in torch.split(x, FEW)])
-                result.score(score, logits, labels)
+    alone: dict[str, Callable[[Tensor], Tensor]] = {
+        "source": bench.net.global_head,
+        "local": partial(personal_logits, bench.net),
+    }
+    if "global_head.weight" not in bench.net.shared():
+        del alone["source"]  # FedRep trains none
+    if scores := [score for score in bench.config.score_names() if score in alone]:
+        with torch.no_grad():
+            z = torch.cat([bench.net.extractor(batch) for batch in torch.split(x, FEW)])
+            for score in scores:
+                result.score(score, alone[score](z), labels)
     if weights:
         result.histogram = torch.histc(torch.cat(weights).float().cpu(), BINS, 0.0, 1.0).to(torch.int32)
 
@@ -208,9 +232,8 @@ def _predict(
 def _of_all(bench: HeadBench, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what was measured as the mean of all clients, by the names that predictors know."""
     names = [SHARED[own] for own in bench.measured]
-    number = float(received[CLIENTS]) or EVERYONE
     means = received[STATISTICS].to(bench.device).reshape(len(names), -1) if names else ()
-    return dict(zip(names, means, strict=True)) | {"clients": torch.tensor(number, device=bench.device)}
+    return dict(zip(names, means, strict=True)) | {CLIENTS: received[CLIENTS].to(bench.device)}
 
 
 def _alone(bench: HeadBench) -> set[str]:
@@ -218,10 +241,9 @@ def _alone(bench: HeadBench) -> set[str]:
     return {*bench.method.needs, *bench.measured} - {"features", "labels"}
 
 
-def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
-    """Return passes over a client's training part, each in an order of its own, augmented if the run config says so."""
-    images, y = bench.data.training(client)
-    x, labels = images.to(bench.device), torch.from_numpy(y).to(bench.device)
+def shuffled(bench: HeadBench, images: Labelled, client: str, round_: int, purpose: str) -> Epoch:
+    """Return passes over a client's images, each in an order of its own, augmented if the run config says so."""
+    x, labels = images
     generator = torch_rng(bench.config.seed, client, round_, purpose)
 
     def epoch() -> Iterator[tuple[Tensor, Tensor]]:
@@ -233,15 +255,9 @@ def shuffled(bench: HeadBench, client: str, round_: int, purpose: str) -> Epoch:
     return epoch
 
 
-def in_order(bench: HeadBench, client: str) -> Epoch:
-    """Return a pass over a client's training part as it lies."""
-
-    def epoch() -> Iterator[tuple[Tensor, Tensor]]:
-        images, y = bench.data.training(client)
-        for x, labels in zip(torch.split(images, FEW), torch.split(torch.from_numpy(y), FEW), strict=True):
-            yield x.to(bench.device), labels.to(bench.device)
-
-    return epoch
+def in_order(images: Labelled) -> Epoch:
+    """Return a pass over images as they lie."""
+    return lambda: zip(*(torch.split(part, FEW) for part in images), strict=True)
 
 
 def check_heads(config: RunConfig) -> HeadBench:
@@ -259,10 +275,11 @@ def check_heads(config: RunConfig) -> HeadBench:
         bench = HeadBench(config)
         bench.data.check()
         names = config.client_names()
-        image = bench.data.training(names[0])[0][:1]
+        images = _training(bench, names[0])
+        image = images[0][:1]
         if is_own(config.model):
-            try_own(config.model, _begin(config, bench.classes), image, bench.classes)
-        try_extractor(config.model, bench.net.extractor, image.to(bench.device), bench.net.global_head.in_features)
+            try_own(config.model, _begin(config, bench.classes), image.cpu(), bench.classes)
+        try_extractor(config.model, bench.net.extractor, image, bench.net.global_head.in_features)
         height, width = image.shape[2:]
         if bench.net.recipe.rotation and height != width:
             raise ConfigError(
@@ -270,7 +287,7 @@ def check_heads(config: RunConfig) -> HeadBench:
                 f"choose another head, or crop them"
             )
         if config.head not in HEADS:
-            try_out(config.head, bench.method, bench.options, bench.net, in_order(bench, names[0]), len(names))
+            try_out(config.head, bench.method, bench.options, bench.net, in_order(images), len(names))
     return bench
 
 

@@ -17,6 +17,7 @@ BTFL (KDD 2025), section 5.1; the split is FedTHE's (ICLR 2023, arXiv 2205.10920
 of B naturally shifted, here, as in the published code, it is as many as there are; that code's E is smaller.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,13 +124,26 @@ class Benchmark:
         self._natural_shares = self._deal_natural()
         self._sets: dict[tuple[str, str], Samples] = {}
 
+    @property
+    def fingerprint(self) -> str:
+        """Return a short hash of what is dealt out: labels, and names of classes and files where there are any.
+
+        Where nodes hold different images, one's training part would be another's test set.
+        """
+        digest = hashlib.sha256()
+        for data in (self._data, self._natural):
+            names = getattr(data.images(CLEAN, self._config.severity), "names", ()) if data is not None else ()
+            digest.update("\0".join([*getattr(data, "class_names", ()), *names, ""]).encode())
+            digest.update(b"" if data is None else data.labels.tobytes())
+        return digest.hexdigest()[:16]
+
     def training(self, client: str) -> tuple["Tensor", NDArray[np.int64]]:
         """Return a client's training part: images [N, 3, H, W] in [0, 1] and labels [N]."""
         return self.load(_versions(self._training_rows(client)))
 
-    def training_labels(self, client: str) -> NDArray[np.int64]:
-        """Return the labels [N] alone."""
-        return self._data.labels[self._training_rows(client)]
+    def training_size(self, client: str) -> int:
+        """Return how many N are."""
+        return len(self._training_rows(client))
 
     def test(self, client: str, name: str) -> tuple["Tensor", NDArray[np.int64]]:
         """Return one of a client's five test sets: images [N, 3, H, W] in [0, 1] and labels [N]."""

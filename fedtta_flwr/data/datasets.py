@@ -1,13 +1,13 @@
 """Test sets that streams are cut from, and the data sets' names."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.data.contracts import Images, TestSet
+from fedtta_flwr.data.recent import Recent
 from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.paths import expanded
 
@@ -28,8 +28,6 @@ CLEAN = "none"
 NO_CLEAN = ("cifar10-c", "cifar100-c", "live")
 #: those in which image-size counts, and those that can have more classes than the labels show
 RESIZED, OPEN_ENDED = ("folder", "live"), ("arrays", "live")
-#: bytes of corrupted images that a test set keeps: all of CIFAR-10-C (460 MB) are made once
-ROOM = 512 * 2**20
 
 
 class Corruptible:
@@ -67,7 +65,7 @@ class Corruptible:
         self._seed = seed
         self._clean = clean
         self._unfit = unfit
-        self._made: Made = {}
+        self._made: Recent[Version] = Recent()
 
     def images(self, corruption: str, severity: int) -> Images:
         """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones).
@@ -84,8 +82,8 @@ class Corruptible:
         return Corrupted(self._clean, corruption, severity, self._seed, self._made)
 
 
-#: corruption, severity and position of an image, and the image, the oldest first
-Made = dict[tuple[str, int, int], NDArray[np.uint8]]
+#: corruption, severity and position of an image
+Version = tuple[str, int, int]
 
 
 class Corrupted:
@@ -94,7 +92,7 @@ class Corrupted:
     A sample's corruption depends on its position alone, so it is the same whenever and in whatever order it is made.
     """
 
-    def __init__(self, clean: Images, corruption: str, severity: int, seed: int, made: Made) -> None:
+    def __init__(self, clean: Images, corruption: str, severity: int, seed: int, made: Recent[Version]) -> None:
         self._clean, self._corruption, self._severity, self._seed, self._made = clean, corruption, severity, seed, made
 
     def __len__(self) -> int:
@@ -103,21 +101,16 @@ class Corrupted:
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
         """Return the images [B, H, W, 3] at these positions."""
-        from fedtta_flwr.data.corruptions import corrupt
-
         rows = np.arange(len(self))[rows]
         if not len(rows):
             return self._clean[rows]
-        keys = [(self._corruption, self._severity, row) for row in rows.tolist()]
-        lacking = sorted({*keys} - self._made.keys())
-        if lacking:
-            todo = np.array([row for _, _, row in lacking])
-            made = corrupt(self._clean[todo], self._corruption, self._severity, seed=self._seed, indices=todo)
-            self._made |= zip(lacking, made, strict=True)
-        images = np.stack([self._made[key] for key in keys])
-        for oldest in list(islice(self._made, max(len(self._made) - ROOM // images[0].nbytes, 0))):
-            del self._made[oldest]
-        return images
+        return self._made.take([(self._corruption, self._severity, row) for row in rows.tolist()], self._make)
+
+    def _make(self, versions: list[Version]) -> NDArray[np.uint8]:
+        from fedtta_flwr.data.corruptions import corrupt
+
+        rows = np.array([row for _, _, row in versions])
+        return corrupt(self._clean[rows], self._corruption, self._severity, seed=self._seed, indices=rows)
 
 
 def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, classes: int = 0) -> TestSet:

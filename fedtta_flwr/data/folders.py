@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtta_flwr.data.recent import Recent
 from fedtta_flwr.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
 class ImageTree:
-    """Images under one folder, a sub-folder for each class; an image is read when it is asked for.
+    """Images under one folder, a sub-folder for each class; an image is read when it is asked for, and kept (`Recent`).
 
     Classes are the sub-folders in the order of their names, as in torchvision's ``ImageFolder``; so are the files of
     a class. Files and folders whose names begin with a dot are passed over.
@@ -42,6 +43,7 @@ class ImageTree:
 
     def __init__(self, folder: Path, size: int) -> None:
         self._size = size
+        self._read: Recent[int] = Recent()
         try:
             classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         except OSError as error:
@@ -54,7 +56,7 @@ class ImageTree:
                 f"{folder}: {', '.join(self.class_names)} are parts of a data set, expected a sub-folder for each "
                 f"class; name one of them, e.g. {classes[0]}"
             )
-        self._files: list[Path] = []
+        self._root, self._files = folder, list[Path]()
         counts = []
         for entry in classes:
             files = sorted(p for p in entry.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(entry)))
@@ -70,6 +72,11 @@ class ImageTree:
         """Return the number of images."""
         return len(self._files)
 
+    @property
+    def names(self) -> list[str]:
+        """The files' paths below the folder, in the order of the images."""
+        return [path.relative_to(self._root).as_posix() for path in self._files]
+
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
         """Return the images [B, size, size, 3] at these positions.
 
@@ -78,17 +85,19 @@ class ImageTree:
         DataError
             A file is damaged, or cannot be read.
         """
-        result = np.empty((len(rows), self._size, self._size, 3), np.uint8)
-        for i, row in enumerate(rows):
-            path = self._files[int(row)]
-            try:
-                result[i] = read_image(path, self._size)
-            except ValueError as error:
-                expected = "an image of 8 or 16 bits a channel"
-                raise DataError(f"{path}: {error}, expected {expected}; remove or replace it") from None
-            except OSError as error:
-                raise _unreadable(path, error) from None
-        return result
+        if not len(rows):
+            return np.empty((0, self._size, self._size, 3), np.uint8)
+        return self._read.take(rows.tolist(), lambda lacking: map(self._read_one, lacking))
+
+    def _read_one(self, row: int) -> NDArray[np.uint8]:
+        path = self._files[row]
+        try:
+            return read_image(path, self._size)
+        except ValueError as error:
+            expected = "an image of 8 or 16 bits a channel"
+            raise DataError(f"{path}: {error}, expected {expected}; remove or replace it") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
 
 
 def _is_hidden(path: Path) -> bool:

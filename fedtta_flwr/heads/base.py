@@ -59,7 +59,8 @@ class Fitted:
         By name, those that the predictor `needs`:
 
         - ``dle-personal`` [D], ``dle-global`` [D]: frequency of a zero bit for each feature in the client's training
-          part, and the uniform mean of all clients'; ``clients`` []: how many they are.
+          part, and the uniform mean of all clients'; ``clients`` []: of how many, 0 where this
+          client missed the measuring.
         - ``entropy-personal`` [], ``entropy-global`` []: mean entropy in nats of each head on the training part.
         - ``feature-personal`` [D], ``feature-global`` [D]: mean features, as the frequencies.
         - ``features`` [M, D], ``labels`` [M]: the training part itself, seen by the extractor.

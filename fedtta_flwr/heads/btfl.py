@@ -152,8 +152,10 @@ class BTFL(Predictor):
 
 
 def leave_one_out(mean: Tensor, own: Tensor, clients: int) -> Tensor:
-    """Return the mean of the others from that of all `clients`, one's `own` included; alone, one's own."""
-    return own if clients < 2 else (clients * mean - own) / (clients - 1)
+    """Return the mean of the others from that of all `clients`, one's `own` included unless they are 0; alone, own."""
+    if not clients:
+        return mean
+    return own if clients == 1 else (clients * mean - own) / (clients - 1)
 
 
 def squash(log_ratio: Tensor, bound: float) -> Tensor:

@@ -11,6 +11,7 @@ from fedtta_flwr.options import FedTHEOptions, Options
 
 #: a sample's weights are left alone from where its gradient is shorter than this
 FLAT = 1e-5
+AT_ONCE = 1024  # samples whose averages are made at once, each of all before it
 
 
 class FedTHE(Predictor):
@@ -24,8 +25,9 @@ class FedTHE(Predictor):
 
     (eqs. 2-5) by Adam from equal weights, each sample by itself: all samples of a batch at once, none seeing another.
 
-    The published code's average leaves out the first sample of every batch but the first, and stops a batch's samples
-    together; here the batches do not matter. In training the global head's loss is the balanced softmax.
+    The published code's average leaves out the first sample of every batch but the first and goes into :math:`\psi`
+    again at every step, and a batch's samples stop together; here the batches do not matter. In training the global
+    head's loss is the balanced softmax.
 
     Parameters
     ----------
@@ -69,6 +71,9 @@ class FedTHE(Predictor):
 
         Features that are not finite leave the average as it is.
         """
+        return torch.cat([self._averages(part) for part in torch.split(features, AT_ONCE)])
+
+    def _averages(self, features: Tensor) -> Tensor:
         keep, known = 1 - self.options.history, features.isfinite().all(dim=1)
         if self._history is None:
             if not known.any():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedtta_flwr.adaptation.entropy import entropy
 from fedtta_flwr.adaptation.norms import batch_statistics
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.heads.base import Fitted, Recipe
 from fedtta_flwr.models.base import take_head
@@ -29,11 +30,15 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 5e-4
 
-    def over(self, *modules: nn.Module) -> torch.optim.Optimizer:
+    def over(self, *modules: nn.Module) -> Optimizer:
         """Return an optimiser, without a past, of the modules' parameters."""
         parameters = [p for module in modules for p in module.parameters()]
-        return torch.optim.SGD(
-            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        return Optimizer(
+            parameters,
+            "sgd",
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
         )
 
 
@@ -133,12 +138,9 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
         with batch_statistics(net.extractor, track=True):  # the last batch may be of one image, which has no variance
             for _ in range(epochs):
                 for x, labels in batches():
-                    optimizer.zero_grad(set_to_none=True)
-                    _loss(net, x, labels, counts).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
+                    optimizer.minimize(_loss(net, x, labels, counts))
     finally:
         net.eval()
-        net.zero_grad(set_to_none=True)
 
 
 def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:
@@ -148,10 +150,7 @@ def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:
         for x, labels in batches():
             with torch.no_grad():
                 z = net.extractor(x)
-            optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(personal_logits(net, z), labels).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    net.zero_grad(set_to_none=True)
+            optimizer.minimize(F.cross_entropy(personal_logits(net, z), labels))
 
 
 def personal_logits(net: TwoHeads, z: Tensor) -> Tensor:
@@ -187,19 +186,22 @@ def bits(features: Tensor) -> Tensor:
 
 @torch.no_grad()  # not inference mode: a predictor may compute gradients with them
 def statistics(net: TwoHeads, batches: Epoch, needs: Collection[str]) -> dict[str, Tensor]:
-    """Make one pass and return the needed statistics of `Fitted` that a client can make alone."""
-    features, labels = (torch.cat(part) for part in zip(*((net.extractor(x), y) for x, y in batches()), strict=True))
-    makers: dict[str, Callable[[], Tensor]] = {
-        "dle-personal": lambda: (~bits(features)).float().mean(0, dtype=torch.float64).float(),
-        "entropy-personal": lambda: entropy(net.personal_head(features)).mean(),
-        "entropy-global": lambda: entropy(net.global_head(features)).mean(),
-        "feature-personal": lambda: features.mean(0),
-        "features": lambda: features,
-        "labels": lambda: labels,
+    """Return the needed statistics of `Fitted` that a client can make alone: by one pass, if any is of its images."""
+    makers: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of features and labels
+        "dle-personal": lambda z, _: (~bits(z)).float().mean(0, dtype=torch.float64).float(),
+        "entropy-personal": lambda z, _: entropy(net.personal_head(z)).mean(),
+        "entropy-global": lambda z, _: entropy(net.global_head(z)).mean(),
+        "feature-personal": lambda z, _: z.mean(0),
+        "features": lambda z, _: z,
+        "labels": lambda _, labels: labels,
     }
-    if net.rotation_head is not None:
-        makers["rotation-head"] = net.rotation_head.weight.detach().clone
-    return {name: make() for name, make in makers.items() if name in needs}
+    found: dict[str, Tensor] = {}
+    if makers.keys() & needs:
+        z, labels = (torch.cat(part) for part in zip(*((net.extractor(x), y) for x, y in batches()), strict=True))
+        found = {name: make(z, labels) for name, make in makers.items() if name in needs}
+    if net.rotation_head is not None and "rotation-head" in needs:
+        found["rotation-head"] = net.rotation_head.weight.detach().clone()
+    return found
 
 
 def fitted(net: TwoHeads, found: Mapping[str, Tensor]) -> Fitted:

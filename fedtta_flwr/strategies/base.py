@@ -98,7 +98,7 @@ class PersonalizedStrategy(Method, Strategy):
             train_config or ConfigRecord(),
             evaluate_config or ConfigRecord(),
         )
-        self.roster = gather(grid, self.config, self.roster.classes, self.roster.model)
+        self.roster = gather(grid, self.config, self.roster)
         if not any(self.roster.slots.values()):
             raise FederationError("the streams of all clients are empty: nothing to adapt to; name other data")
         rounds = math.ceil(max(self.roster.slots.values()) / self.config.aggregate_every)

@@ -45,6 +45,7 @@ class Hello(BaseModel):
     plugins: Names
     config: Name
     model: Name
+    data: Name
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -71,6 +72,8 @@ class Roster:
         Number of classes K.
     model : str
         Fingerprint of the source model.
+    data : str
+        Fingerprint of the images from which all clients are dealt theirs; empty where each may have its own.
     others : set of str
         Clients that nodes host but that are not of this run.
     refused : dict of int to str
@@ -84,6 +87,7 @@ class Roster:
     slots: dict[str, int] = field(default_factory=dict)
     classes: int = 0
     model: str = ""
+    data: str = ""
     present: set[int] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
     refused: dict[int, str] = field(default_factory=dict)
@@ -167,7 +171,7 @@ class Roster:
         return not is_far(grid) and not self._mail.waiting and self.present <= self._ask_at.keys()
 
 
-def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> Roster:
+def gather(grid: Grid, config: RunConfig, known: Roster | None = None) -> Roster:
     """Ask every node whom it hosts, until all clients of the run are there.
 
     A device that cannot serve the run is named in the log: it may be mended, or not be needed at all.
@@ -176,17 +180,17 @@ def gather(grid: Grid, config: RunConfig, classes: int = 0, model: str = "") -> 
     ----------
     grid, config
         Where the nodes are, and the run's config.
-    classes, model
-        What all must have (see `Roster`); 0 and ``""``: what the first node has.
+    known : Roster, optional
+        Its classes, model and data are what all must have; without, those that the first node has.
 
     Raises
     ------
     FederationError
         Clients are missing after ``join-timeout`` seconds, or at once where nobody else will come: their nodes do not
-        answer, cannot serve the run, run other code or another config than the server, have another source model, or
-        host a client that another node hosts too.
+        answer, cannot serve the run, run other code or another config than the server, have another source model or
+        other data, or host a client that another node hosts too.
     """
-    roster = Roster(classes=classes, model=model)
+    roster = Roster(classes=known.classes, model=known.model, data=known.data) if known else Roster()
     expected = config.client_names()
     deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
     while True:
@@ -261,7 +265,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
         )
     if strangers := set(hello.clients) - set(expected):
         raise FederationError(f"{who} hosts {min(strangers)!r}, who is not of this run: name a client of it")
-    model, classes = roster.model or hello.model, roster.classes or hello.classes
+    model, classes, data = roster.model or hello.model, roster.classes or hello.classes, roster.data or hello.data
     if hello.model != model:
         raise FederationError(
             f"{who} has another source model ({hello.model}, expected {model}): give every node the server's checkpoint"
@@ -269,6 +273,11 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
     if hello.classes != classes:
         raise FederationError(
             f"{who} has data of {hello.classes} classes, expected {classes}: give every node the server's"
+        )
+    if hello.data != data:
+        raise FederationError(
+            f"{who} has other images than the server ({hello.data}, expected {data}), and would deal them out "
+            f"otherwise: give every node the same data set"
         )
     still_there = {c: n for c in hello.clients if (n := roster.node_of.get(c, node)) != node and n in roster.present}
     for client, before in still_there.items():
@@ -278,7 +287,7 @@ def _enter(roster: Roster, reply: Message, config: RunConfig, plugins: list[str]
             )
         # A device that restarts may come back before the old is gone.
         log(WARNING, "%s moves from node %d to node %d though the first is still connected", client, before, node)
-    roster.model, roster.classes = model, classes
+    roster.model, roster.classes, roster.data = model, classes, data
     roster.node_of.update(dict.fromkeys(hello.clients, node))
     roster.slots.update(zip(hello.clients, hello.slots, strict=True))
     faults = zip(hello.failed, hello.failures, strict=True)

@@ -281,3 +281,19 @@ def test_classes_of_natural_folders_have_the_same_names(tmp_path: Path) -> None:
     Benchmark(config, sets[0], sets[2])
     with pytest.raises(ConfigError, match=r"folder 'Bike' where data-dir has 'Apple'; give the folders of the classes"):
         Benchmark(config, sets[0], sets[1])
+
+
+def test_the_fingerprint_is_of_what_is_dealt_out(tmp_path: Path) -> None:
+    def made(where: str, name: str = "0.png", other: str = "cat") -> str:
+        for kind in (other, "dog"):
+            for i in range(20):
+                (tmp_path / where / kind).mkdir(parents=True, exist_ok=True)
+                file = tmp_path / where / kind / (name if i == 0 else f"{i}.png")
+                Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(file)
+        flat = {"task": "tgfl", "num-clients": 2, "dataset": "folder", "data-dir": str(tmp_path / where)}
+        return open_benchmark(RunConfig.from_flat(flat)).fingerprint
+
+    assert made("here") == made("there")
+    assert len({made("here"), made("renamed", "00.png"), made("others", other="cow")}) == 3
+    plain, natural = (benchmark(natural=natural).fingerprint for natural in (False, True))
+    assert len({plain, natural, Benchmark(RunConfig(), images(399, 0)).fingerprint}) == 3

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.data import datasets
+from fedtta_flwr.data import datasets, folders, recent
 from fedtta_flwr.data.build import check_data
 from fedtta_flwr.data.corruptions import corrupt
 from fedtta_flwr.data.datasets import DATASETS, Corruptible, open_test_set
@@ -93,7 +93,7 @@ def test_room_is_taken_for_what_is_corrupted_and_not_for_all() -> None:
 def test_of_what_is_corrupted_the_latest_is_kept_and_all_comes_out_the_same_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(datasets, "ROOM", 5 * 32 * 32 * 3)  # five images
+    monkeypatch.setattr(recent, "ROOM", 5 * 32 * 32 * 3)  # five images
     clean = Counting(RNG.integers(0, 256, (50, 32, 32, 3), dtype=np.uint8))
     test_set = Corruptible(clean, np.zeros(50, np.int64), 10, seed=3)
     fog, glass = (corrupt(clean.images, name, 4, seed=3) for name in ("fog", "glass_blur"))
@@ -352,6 +352,21 @@ def test_a_tree_has_the_order_of_torchvisions_image_folder(tmp_path: Path) -> No
     for row, (image, _) in enumerate(oracle):
         small = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR))
         np.testing.assert_array_equal(test_set.images("none", 1)[np.array([row])][0], small)
+
+
+def test_of_a_tree_the_latest_images_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path)
+    images = open_test_set("folder", str(tmp_path), 0).images("none", 1)
+    rows = np.array([3, 0, 3, 5])
+    first = images[rows]
+    read, original = [], folders.read_image
+    monkeypatch.setattr(folders, "read_image", lambda path, size: read.append(path.name) or original(path, size))
+    np.testing.assert_array_equal(images[rows], first)
+    assert not read
+    monkeypatch.setattr(recent, "ROOM", 2 * first[0].nbytes)
+    again = [images[np.array(part)] for part in ([1], [3, 5], [0], [0])]
+    np.testing.assert_array_equal(np.concatenate(again[1:]), first[[0, 3, 1, 1]])
+    assert len(read) == 3  # 1, for which 3 and 0 had to go; 3, and then 0 once
 
 
 def test_a_tree_of_a_data_sets_parts_is_one_folder_too_high(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_leave_one_out() -> None:
         torch.testing.assert_close(leave_one_out(own.mean(0), own[i], 6), sum(others, torch.zeros(9)) / 5)
     torch.testing.assert_close(leave_one_out(own[0], own[0], 6), own[0])  # N alike: the same
     torch.testing.assert_close(leave_one_out(own[0], own[0], 1), own[0])
+    assert torch.equal(leave_one_out(own[1], own[0], 0), own[1])  # of others alone: one's own is not in it
 
 
 def test_squash() -> None:

@@ -233,6 +233,9 @@ def test_statistics_are_counted() -> None:
         p = (z @ head.weight.T).softmax(1)
         assert found[name].item() == pytest.approx(-(p * p.log()).sum(1).mean().item())
     assert statistics(net, batches(5), {"labels"}).keys() == {"labels"}
+    assert statistics(net, lambda: pytest.fail("a pass for nothing"), {"clients", "rotation-head"}).keys() == {
+        "rotation-head"
+    }
     result = fitted(net, found)
     assert torch.equal(result.global_head, net.global_head.weight)
     assert torch.equal(result.personal_head, net.personal_head.weight)

@@ -84,9 +84,9 @@ def config(tiny_config: Callable[..., RunConfig]) -> RunConfig:
     return tiny_config(**{"join-timeout": 0.1})
 
 
-def refused(grid: LocalGrid, config: RunConfig, model: str = "") -> str:
+def refused(grid: LocalGrid, config: RunConfig, known: Roster | None = None) -> str:
     with pytest.raises(FederationError) as caught:
-        gather(grid, config, model=model)
+        gather(grid, config, known)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -537,9 +537,9 @@ def test_the_source_model_is_the_servers_whoever_answers_first(
         grid.change(node, **other_model)
     _, known = check_inputs(config)
     if len(stale) == 4:
-        assert "node 2 has another source model (" in refused(grid, config, known.model)
+        assert "node 2 has another source model (" in refused(grid, config, known)
         return
-    roster = gather(grid, config, known.classes, known.model)
+    roster = gather(grid, config, known)
     assert list(roster.refused) == stale
     assert (roster.model, roster.classes) == (known.model, 10)
 

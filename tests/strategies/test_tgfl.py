@@ -18,8 +18,9 @@ from fedtta_flwr.errors import ConfigError, FederationError, FedTTAError
 from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.memory import Cursor, Memory, Remembered
 from fedtta_flwr.records import BINS, HEADS, INFO, SCORES, STATE, WEIGHTS, arrays_of, from_arrays, to_arrays
-from fedtta_flwr.server import federation
+from fedtta_flwr.server import check_inputs, federation
 from fedtta_flwr.strategies.replies import Limits, read_replies
+from fedtta_flwr.strategies.roster import gather
 from fedtta_flwr.strategies.rounds import Round
 from fedtta_flwr.strategies.tgfl import TGFL
 from fedtta_flwr.strategies.updates import Updates
@@ -27,6 +28,7 @@ from fedtta_flwr.tgfl import HeadBench, visit_heads
 from tests.conftest import LocalRun, RecordingGrid
 from tests.strategies.test_checkpoint import Killed, KilledAfter, result
 from tests.strategies.test_fleet import HttpGrid
+from tests.strategies.test_roster import HostingGrid
 
 #: a head of one's own that remembers how many samples of the set it has seen, and mixes by it
 PLUGIN = """
@@ -432,6 +434,35 @@ def test_a_client_goes_on_with_its_own_head(heads: dict[str, Any]) -> None:
     assert visited.memory is not None
     head = from_arrays(visited.memory.parts["heads"])["personal_head.weight"]
     assert torch.equal(head, received["global_head.weight"])
+
+
+@pytest.mark.parametrize(("head", "round_"), [("fedrep", 1), ("fedrod", 1), ("btfl", 1), ("btfl", 3), ("fedrep", 3)])
+def test_heads_that_came_to_be_no_numbers_are_left_as_they_were(heads: dict[str, Any], head: str, round_: int) -> None:
+    """The server sends what is shared anew; from a head of NaN that stays at home a client would never come back."""
+    config = {"head": head, "device": "cpu", "tgfl.epochs": 3, "tgfl.personal-epochs": 3}
+    bench = HeadBench(RunConfig.from_flat(heads | config | {"tgfl.learning-rate": 1e30}))
+    kept, memory = torch.randn(4, 64), Memory(RecordDict(), None)
+    memory.keep({"client-01": Remembered(Cursor(1, -1, 1), {"heads": to_arrays({"personal_head.weight": kept})})})
+    request = ConfigRecord({"round": round_, "resuming": [], "resume": 0})
+    visited = visit_heads(bench, "client-01", request, bench.adapted_state(), memory)
+    assert visited.memory is not None
+    assert torch.equal(from_arrays(visited.memory.parts["heads"])["personal_head.weight"], kept)
+    assert (bench.steps, bench.rolled_back) == (1, 1)
+    for own in from_arrays(visited.memory.parts.get("statistics", to_arrays({}))).values():
+        assert bool(own.isfinite().all())
+
+
+def test_a_node_with_other_images_takes_no_part(heads: dict[str, Any], tmp_path: Path) -> None:
+    """It would deal them out otherwise: what one client trains on there, another is tested on here."""
+    config = RunConfig.from_flat(heads | {"num-clients": 4, "join-timeout": 0.1, "quorum": 2})
+    for name in ("images", "labels"):
+        np.save(tmp_path / f"{name}.npy", np.load(Path(heads["data-dir"]) / f"{name}.npy")[:-1])
+    grid = HostingGrid(config, ["client-00,client-02", "client-01,client-03"])
+    grid.change(3, **{"data-dir": str(tmp_path)})
+    roster = gather(grid, config, check_inputs(config)[1])
+    assert sorted(roster.node_of) == ["client-00", "client-02"]
+    assert "node 3 has other images than the server" in roster.refused[3]
+    assert len(gather(HostingGrid(config, list(config.client_names())), config).node_of) == 4
 
 
 def test_fedrep_trains_both_parts_even_in_one_epoch(heads: dict[str, Any]) -> None:
