@@ -98,7 +98,7 @@ def check(
         raise ConfigError(f"--corruptions: {unknown[0]!r} has no reference; allowed: {', '.join(CORRUPTIONS)}")
     if not names:
         raise DataError(f"{data.folder}: no <corruption>.npy; `fedtta data corrupt` rebuilds them")
-    model = load(expanded("--checkpoint", checkpoint), classes=10)
+    model = load(expanded("--checkpoint", checkpoint), architecture="resnet20-a", classes=10)
     with _bar("measuring", unit="images") as progress:
         rows = compare(accuracies(data, model, names, 5, column, progress), column)
     typer.echo(f"accuracy in % at severity 5, BatchNorm: {column}")

@@ -55,6 +55,8 @@ def hello(message: Message, context: Context) -> Message:
         names = hosted_clients(RunConfig.from_flat(lenient), context)
         others = sorted(set(_own_names(context)) - set(names))
         bench = workbench(context) if names else None
+        if bench and "clients" in context.node_config:  # its files may be others than the server's, which has looked
+            bench.check()
         slots, faults = _lengths(bench, names) if bench else ({}, {})
         record = ConfigRecord(
             {
@@ -73,6 +75,8 @@ def hello(message: Message, context: Context) -> Message:
         )
     except FedTTAError as error:
         return error_reply(message, str(error))
+    except PermissionError as error:
+        return error_reply(message, f"{in_words(error)}; give the node's user the right to enter and read it")
     return Message(RecordDict({"hello": record}), reply_to=message)
 
 

@@ -115,7 +115,7 @@ class Memory:
         for path in (_latest(self._folder, client), *checkpoints):
             try:
                 found = _read(path) if path.is_file() else None
-            except CheckpointError as error:
+            except (CheckpointError, PermissionError) as error:
                 log(logging.WARNING, "%s: without it the client goes on with an earlier state, or a new one", error)
                 continue
             if found is None:
@@ -192,8 +192,9 @@ def state_folder(config: RunConfig, context: Context, run: str) -> Path | None:
         raise ConfigError(f"state-dir = {named!r}: relative; allowed: an absolute path or one that begins with ~")
     if not run.isalnum():  # it comes from the server and becomes a part of a path
         raise ConfigError(f"run = {run!r}: no name of a run; allowed: letters and digits")
-    if own and not (folder / run).exists():
-        _forget_past_runs(folder)
+    with suppress(PermissionError):  # what is lost by it the first visit says
+        if own and not (folder / run).exists():
+            _forget_past_runs(folder)
     return folder / run
 
 

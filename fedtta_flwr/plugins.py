@@ -125,7 +125,7 @@ def _fingerprint(package: str) -> str:
         file = Path(spec.origin or "")
         return source_hash(file.parent, [file]) if file.is_file() else ""
     (root, *_) = map(Path, spec.submodule_search_locations)
-    return source_hash(root, (path for path in root.rglob("*.py") if path.is_file()))  # editors leave dead links
+    return source_hash(root, root.rglob("*.py"))
 
 
 @cache

@@ -35,6 +35,14 @@ def as_command(work: Callable[[], object]) -> None:
     except FedTTAError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        print(
+            f"error: {error.filename}: this user may not read it, or enter its folder; see to its rights",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:
         code = 130 if isinstance(end, KeyboardInterrupt) else end.code  # typer has made one of the other
         if code in (130, 128 + signal.SIGTERM):

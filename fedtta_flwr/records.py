@@ -211,6 +211,8 @@ def code_fingerprint(root: Path = Path(__file__).parent) -> str:
 def source_hash(root: Path, files: Iterable[Path]) -> str:
     """Return a short hash of some files of a folder: their names in it, and what they hold."""
     digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(path for path in files if path.is_file()):  # an editor's lock is a link to nothing
+        digest.update(
+            path.relative_to(root).as_posix().encode(errors="surrogateescape") + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:16]

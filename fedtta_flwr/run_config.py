@@ -39,6 +39,10 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Scalar]:
             raise ConfigError(f"--run-config {argument}: no such file; `fedtta list configs` names those that ship")
         try:
             found = parse_config_args([argument])
+        except OSError as error:
+            raise ConfigError(
+                f"--run-config {argument}: cannot be read ({error.strerror}); see to its rights"
+            ) from None
         except (click.ClickException, ValueError) as error:
             text = getattr(error, "message", str(error)).splitlines()[0]
             raise ConfigError(_fault(argument) or f"--run-config {argument!r}: {text}") from None

@@ -93,6 +93,10 @@ class HeadBench:
         """Of the statistics that the method needs, those that clients send, in the order of their descriptor."""
         return [own for own, mean in SHARED.items() if mean in self.method.needs]
 
+    def check(self) -> None:
+        """Find out whether the images can be read (`Benchmark.check`)."""
+        self.data.check()
+
     def slots(self, client: str) -> int:
         """Return the number of rounds, which is the same for every client."""
         return len(phases(self.config))
@@ -273,7 +277,7 @@ def check_heads(config: RunConfig) -> HeadBench:
     """
     with plugin_code(config.head):
         bench = HeadBench(config)
-        bench.data.check()
+        bench.check()
         names = config.client_names()
         images = _training(bench, names[0])
         image = images[0][:1]

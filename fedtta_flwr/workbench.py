@@ -19,7 +19,7 @@ from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, 
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
-from fedtta_flwr.data.datasets import CLEAN
+from fedtta_flwr.data.datasets import CLEAN, Corruptible
 from fedtta_flwr.descriptors import bn_statistics, chosen_images, mean_features, mean_logits, noise_images
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
@@ -69,6 +69,17 @@ class Workbench:
     def rolled_back(self) -> int:
         """How many steps the adapter has taken back so far."""
         return self.adapter.rolled_back
+
+    def check(self) -> None:
+        """Find out whether the images can be read, as far as a look at their headers tells.
+
+        Raises
+        ------
+        DataError
+            One cannot.
+        """
+        if isinstance(self.test_set, Corruptible):
+            self.test_set.check()
 
     def slots(self, client: str) -> int:
         """Return the length of a client's stream."""

@@ -11,6 +11,7 @@ import pytest
 from fedtta_flwr import cli, control, launch
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.processes import as_command
 from fedtta_flwr.registry import ADAPTERS
 
 
@@ -176,3 +177,15 @@ def test_closed_outputs_end_nothing_and_no_file_takes_their_place(tmp_path):
     command = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
     assert subprocess.run(command, check=False).returncode == 0
     assert (tmp_path / "file").read_text() == "True\n"
+
+
+def test_what_may_not_be_read_is_one_line(capsys):
+    def work():
+        raise PermissionError(13, "Permission denied", "/home/other/data")
+
+    with pytest.raises(SystemExit) as end:
+        as_command(work)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: /home/other/data: this user may not read it, or enter its folder; see to its rights\n"
+    )

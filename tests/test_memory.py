@@ -290,3 +290,17 @@ def test_the_folder_of_a_run_config_is_its_users(tiny_config: Callable[..., RunC
     age(tmp_path / OLD, 2 * KEPT_DAYS)
     visit(tmp_path, NEW, config)
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLD, NEW]
+
+
+def test_a_folder_that_may_not_be_entered_keeps_nobody_out(
+    tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(path: Path, *_: Any, **__: Any) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", locked)
+    assert Memory(RecordDict(), tmp_path).recall("client-00") is None
+    assert "Permission denied" in warned[0]
+    monkeypatch.setattr(Path, "exists", locked)
+    context = Context(1, 2, {"state-dir": str(tmp_path)}, RecordDict(), {})
+    assert state_folder(RunConfig(), context, "0" * 32) == tmp_path / ("0" * 32)

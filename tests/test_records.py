@@ -23,6 +23,7 @@ from fedtta_flwr.records import (
     error_reply,
     from_arrays,
     payload_bytes,
+    source_hash,
     to_arrays,
     to_stacked_arrays,
     unstack,
@@ -204,3 +205,12 @@ def test_the_fingerprint_changes_with_the_code_and_nothing_else(tmp_path: Path) 
 def test_an_empty_record(message: Message) -> None:
     assert from_arrays(to_arrays({})) == {}
     assert isinstance(to_arrays({}), ArrayRecord)
+
+
+def test_an_editors_lock_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    before = source_hash(tmp_path, tmp_path.iterdir())
+    (tmp_path / ".#a.py").symlink_to("nobody@nowhere.1")
+    assert source_hash(tmp_path, tmp_path.iterdir()) == before
+    (tmp_path / "caf\udce9.py").write_text("2")  # a name that is not UTF-8
+    assert source_hash(tmp_path, tmp_path.iterdir()) != before

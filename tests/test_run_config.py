@@ -182,3 +182,12 @@ def test_a_run_goes_on_with_the_config_that_it_had(run_local: Callable[..., Any]
     run = run_local(rounds=1, strategy="fedavg")
     had = RunConfig.from_flat(TINY | {"rounds": 1, "strategy": "fedavg", "output-dir": str(run.path)})
     assert resumed(run.path) == had.to_flat() | {"resume": str(run.path)}
+
+
+def test_a_file_that_may_not_be_read_is_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr("fedtta_flwr.run_config.parse_config_args", locked)
+    with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\); see to its rights$"):
+        read_overrides([str(file)])

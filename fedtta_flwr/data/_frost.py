@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedtta_flwr.data._recipe import Images
 from fedtta_flwr.errors import DataError
+from fedtta_flwr.paths import expanded
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 PACKAGE = "imagecorruptions-imaug"
@@ -53,7 +54,7 @@ def frost_photographs(frost_dir: Path | None, side: int) -> tuple[Images, ...]:
 
 def _folder_from_environment() -> Path | None:
     value = os.environ.get(VARIABLE)
-    return Path(value) if value else None
+    return expanded(VARIABLE, value) if value else None
 
 
 def _folder_in_package() -> Path | None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedtta_flwr.data.balanced import Indices, balanced_dirichlet
 from fedtta_flwr.data.contracts import TestSet, to_tensor
-from fedtta_flwr.data.datasets import CLEAN
+from fedtta_flwr.data.datasets import CLEAN, Corruptible
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng
 
@@ -133,7 +133,7 @@ class Benchmark:
         digest = hashlib.sha256()
         for data in (self._data, self._natural):
             names = getattr(data.images(CLEAN, self._config.severity), "names", ()) if data is not None else ()
-            digest.update("\0".join([*getattr(data, "class_names", ()), *names, ""]).encode())
+            digest.update("\0".join([*getattr(data, "class_names", ()), *names, ""]).encode(errors="surrogateescape"))
             digest.update(b"" if data is None else data.labels.tobytes())
         return digest.hexdigest()[:16]
 
@@ -181,6 +181,9 @@ class Benchmark:
         ConfigError, DataError
             Whatever the data set says when it is read; or naturally shifted images have another size.
         """
+        for data in (self._data, self._natural):
+            if isinstance(data, Corruptible):
+                data.check()
         if self._natural is not None:
             one, sets = np.zeros(1, np.int64), (self._natural, self._data)
             sizes = [images.images(CLEAN, self._config.severity)[one].shape[1:3] for images in sets]

@@ -116,6 +116,8 @@ def check_data(config: RunConfig) -> TestSet:
     if config.dataset == LIVE:
         return data
     build_stream(config, config.client_names()[0], data)
+    if isinstance(data, Corruptible):
+        data.check()
     if not config.stream:
         severities = range(1, config.severity + 1) if config.severity_schedule == "gradual" else [config.severity]
         for corruption in config.corruption_names():

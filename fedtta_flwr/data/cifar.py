@@ -27,20 +27,25 @@ def read_torchvision(classes: int, folder: Path, train: bool = False) -> TestPar
         A file is absent, or not the official one.
     """
     from torchvision.datasets import CIFAR10, CIFAR100
-    from torchvision.datasets.utils import check_integrity
 
     kind: Any = CIFAR10 if classes == 10 else CIFAR100
-    name, there = f"CIFAR-{classes}", folder / kind.base_folder
-    files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
-    for file, md5 in files:
-        path = there / file
+    try:
+        data = kind(str(folder), train=train, download=False)
+    except RuntimeError as error:  # it does not say which file
+        raise DataError(_fault(kind, folder, f"CIFAR-{classes}") or f"{folder}: {error}") from None
+    return data.data, np.asarray(data.targets, dtype=np.int64), classes
+
+
+def _fault(kind: Any, folder: Path, name: str) -> str | None:
+    """Return what is wrong with the first of a data set's files that is absent or not the official one."""
+    from torchvision.datasets.utils import check_integrity
+
+    for file, md5 in [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]:
+        path = folder / kind.base_folder / file
         if not check_integrity(str(path), md5):
             state = "not the official file" if path.is_file() else "no such file"
-            raise DataError(
-                f"{path}: {state}, expected MD5 {md5}; unpack the official {name} python version into {folder}"
-            )
-    data = kind(str(folder), train=train, download=False)
-    return data.data, np.asarray(data.targets, dtype=np.int64), classes
+            return f"{path}: {state}, expected MD5 {md5}; unpack the official {name} python version into {folder}"
+    return None
 
 
 def read_cifar100(folder: Path) -> TestPart:

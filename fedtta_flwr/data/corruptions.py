@@ -43,7 +43,7 @@ CORRUPTIONS: tuple[str, ...] = (
 EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 MIN_SIDE = 32
-_CHUNK = 128  # images at a time: an intermediate array takes 3 MB (32 pixels) whatever N is
+_PIXELS = 128 * 32 * 32  # of the images that are made at a time: an intermediate array takes 3 MB whatever N is
 
 
 def corrupt(
@@ -101,8 +101,9 @@ def corrupt(
     positions = _checked_indices(indices, len(images))
 
     result = np.empty(images.shape, np.uint8)
-    for start in range(0, len(images), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
+    at_once = max(1, _PIXELS // images.shape[1] ** 2)
+    for start in range(0, len(images), at_once):
+        chunk = slice(start, start + at_once)
         rngs = [numpy_rng(seed, name, int(severity), int(position)) for position in positions[chunk]]
         batch = Batch(images[chunk], rngs, frost_dir)
         made = recipe.apply(batch, *recipe.settings[int(severity) - 1])

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.data.contracts import Images, TestSet
+from fedtta_flwr.data.corruptions import MIN_SIDE, corrupt
+from fedtta_flwr.data.folders import ImageTree
 from fedtta_flwr.data.recent import Recent
 from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.paths import expanded
@@ -24,6 +26,7 @@ DATASETS: dict[str, str] = {
     "live": "unlabelled images that arrive in a folder while the run goes on",
 }
 CLEAN = "none"
+MANY_CLASSES = 1000  # so many are taken from the labels, whatever their number
 #: those without clean images
 NO_CLEAN = ("cifar10-c", "cifar100-c", "live")
 #: those in which image-size counts, and those that can have more classes than the labels show
@@ -67,6 +70,17 @@ class Corruptible:
         self._unfit = unfit
         self._made: Recent[Version] = Recent()
 
+    def check(self) -> None:
+        """Look at the header of every image that is a file of its own; a run would come to a wrong one late.
+
+        Raises
+        ------
+        DataError
+            One is no image, or cannot be read.
+        """
+        if isinstance(self._clean, ImageTree):
+            self._clean.check()
+
     def images(self, corruption: str, severity: int) -> Images:
         """Return all images [N, H, W, 3] under one corruption (`none` for the clean ones).
 
@@ -107,8 +121,6 @@ class Corrupted:
         return self._made.take([(self._corruption, self._severity, row) for row in rows.tolist()], self._make)
 
     def _make(self, versions: list[Version]) -> NDArray[np.uint8]:
-        from fedtta_flwr.data.corruptions import corrupt
-
         rows = np.array([row for _, _, row in versions])
         return corrupt(self._clean[rows], self._corruption, self._severity, seed=self._seed, indices=rows)
 
@@ -180,20 +192,22 @@ def _cifar(name: str) -> Callable[[Path, int, int, int], TestSet]:
 
 
 def _folder(folder: Path, seed: int, size: int, classes: int) -> TestSet:
-    from fedtta_flwr.data.folders import ImageTree
-
     tree = ImageTree(folder, size)
-    return Corruptible(tree, tree.labels, len(tree.class_names), seed, class_names=tree.class_names)
+    unfit = f"image-size = {size}: corruptions need {MIN_SIDE} or more; make it larger, or set corruptions to 'none'"
+    unfit = "" if size >= MIN_SIDE else unfit
+    return Corruptible(tree, tree.labels, len(tree.class_names), seed, unfit=unfit, class_names=tree.class_names)
 
 
 def _arrays(folder: Path, seed: int, size: int, classes: int) -> TestSet:
-    from fedtta_flwr.data.corruptions import MIN_SIDE
     from fedtta_flwr.data.npy import check_labels, map_array
 
     remedy, path = "write both with numpy.save", folder / "labels.npy"
     images = map_array(folder / "images.npy", dtype="uint8", shape=(None, None, None, 3), remedy=remedy)
     labels = map_array(path, dtype="integer", shape=(len(images),), remedy=remedy).astype(np.int64)
     check_labels(path, labels, classes or None, "number the classes from 0, and set `classes` to how many there are")
+    if not classes and (largest := int(labels.max())) >= max(len(labels), MANY_CLASSES):
+        row = int(labels.argmax())
+        raise DataError(f"{path}: label {largest} at {row}, of {len(labels)} images; set `classes` if it is meant so")
     height, width = images.shape[1:3]
     unfit = (
         f"{folder / 'images.npy'}: images of {height}x{width} pixels; corruptions need square ones of {MIN_SIDE} a "

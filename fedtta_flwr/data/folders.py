@@ -1,6 +1,7 @@
 """Images in files: a tree with a folder for each class, and single files that may be anything."""
 
 import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -37,8 +38,8 @@ class ImageTree:
     Raises
     ------
     DataError
-        There are fewer than two classes, their names are those of a data set's parts, one is empty, a file in one is
-        not an image, or something cannot be read.
+        There are fewer than two classes, their names are those of a data set's parts, one is empty, or something
+        cannot be read, if only since it is a link to nothing.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -59,11 +60,9 @@ class ImageTree:
         self._root, self._files = folder, list[Path]()
         counts = []
         for entry in classes:
-            files = sorted(p for p in entry.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(entry)))
+            files = _files_below(entry)
             if not files:
                 raise DataError(f"{entry}: no images, expected one or more; add some or remove the folder")
-            for path in files:
-                _check_is_image(path)
             self._files += files
             counts.append(len(files))
         self.labels: NDArray[np.int64] = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
@@ -71,6 +70,17 @@ class ImageTree:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self._files)
+
+    def check(self) -> None:
+        """Look at every file's header.
+
+        Raises
+        ------
+        DataError
+            One is not an image, or cannot be read.
+        """
+        for path in self._files:
+            _check_is_image(path)
 
     @property
     def names(self) -> list[str]:
@@ -100,8 +110,24 @@ class ImageTree:
             raise _unreadable(path, error) from None
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files of a folder and all below it, also through links, but for those that are hidden."""
+
+    def fail(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error)
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in folders):
+            if path.is_symlink() and Path(place).resolve().is_relative_to(path.resolve()):
+                raise DataError(f"{path}: a link to a folder that holds it, expected images; remove it")
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.is_file():
+                found.append(path)
+            elif path.is_symlink():  # left out, all rows behind it would be others
+                raise DataError(f"{path}: a link to nothing, expected an image; fetch what it stands for, or remove it")
+    return sorted(found)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
@@ -146,7 +172,8 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
 def _from_16_bits(image: "Image.Image") -> "Image.Image":
     from PIL import Image
 
-    values = np.rint(np.asarray(image) / 257).astype(np.uint8)
+    wide = np.asarray(image).astype(np.uint16, copy=False)
+    values = (wide // 257 + (wide % 257 > 128)).astype(np.uint8)  # the nearest: 257 is odd
     inverted = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO  # Pillow sees to it at 8 bits alone
     return Image.fromarray(255 - values if inverted else values)
 

@@ -6,7 +6,7 @@ has to be remembered anywhere else, and a client that was restarted goes on wher
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,13 +121,13 @@ class LiveStream:
 
     def _collect(self, images: dict[str, NDArray[np.uint8]]) -> None:
         """Add new images until the batch is full; note what is no image, and say what cannot be read."""
-        predicted, skipped = self._predicted.keys(), self._skipped.keys()
-        arrivals, unreadable = self._arrivals()
+        skipped = self._skipped.keys()
+        arrivals, unreadable = self._arrivals(images)
         rows: list[tuple[str, str, str, str]] = []
         new = [
             (name, bytes_, modified)
             for name, bytes_, modified in arrivals
-            if not (name in images or (name,) in predicted or (name, str(bytes_), str(modified)) in skipped)
+            if (name, str(bytes_), str(modified)) not in skipped
         ]
         waiting = len(new)
         for name, bytes_, modified in new:
@@ -167,13 +167,18 @@ class LiveStream:
             named = few([printable(f"{name} ({reason})") for name, reason in reasons.items()])
             log(WARNING, "%s: %s: %s", self._folder, what, named)
 
-    def _arrivals(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
-        """Return (name, bytes, modification time) of files in the order of arrival, and why entries cannot be read."""
-        found, unreadable = [], {}
+    def _arrivals(self, images: Container[str]) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+        """Return (name, bytes, modification time) of other files in the order of arrival, and why some cannot be read.
+
+        Those that are predicted are passed over by their names: a look at each would cost more, ten times a second.
+        """
+        found, unreadable, predicted = [], {}, self._predicted.keys()
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in (PREDICTIONS, SKIPPED):
+                        continue
+                    if entry.name in images or (entry.name,) in predicted:
                         continue
                     try:
                         if entry.is_file():

@@ -107,7 +107,9 @@ def _header(path: Path, expectation: str) -> tuple[tuple[int, ...], np.dtype[Any
         raise DataError(f"{path}: no such file, {expectation}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}), {expectation}") from None
-    except (ValueError, KeyError, SyntaxError, EOFError):
+    except DataError:
+        raise
+    except Exception:  # a damaged header raises whatever its bytes happen to mean
         raise DataError(f"{path}: begins with {start[:8]!r}, no readable .npy header; {expectation}") from None
 
 

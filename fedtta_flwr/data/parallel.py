@@ -5,9 +5,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
+from fedtta_flwr.errors import DataError
 from fedtta_flwr.processes import end_with_parent
 
 Task = TypeVar("Task")
@@ -29,6 +31,11 @@ def worker_pool(work: Callable[[Task], Result], workers: int) -> Iterator[Callab
         Does one task; a function of a module, since other processes must find it.
     workers : int
         Number of processes; with 1 all is done in this one.
+
+    Raises
+    ------
+    DataError
+        A process was killed.
     """
     if workers == 1:
         yield lambda tasks: map(work, tasks)
@@ -43,6 +50,11 @@ def worker_pool(work: Callable[[Task], Result], workers: int) -> Iterator[Callab
 
     try:
         yield run
+    except BrokenProcessPool:
+        raise DataError(
+            "one of the worker processes was killed, probably for want of memory; use fewer --workers: what is "
+            "finished is kept"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -4,6 +4,7 @@ The result is "the CIFAR-10-C recipe, regenerated", never CIFAR-10-C itself: the
 are unknown. `fedtta_flwr.data.reference` says how close it must come.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.data.corruptions import corrupt
-from fedtta_flwr.data.npy import map_array
+from fedtta_flwr.data.npy import map_array, read_labels
 from fedtta_flwr.data.parallel import worker_pool
 from fedtta_flwr.data.zenodo import MANIFEST, SEVERITIES, read_manifest
 from fedtta_flwr.errors import ConfigError, DataError
@@ -62,7 +63,7 @@ def rebuild(
     labels : ndarray of int64
         [N].
     output : Path
-        A new folder, or one that an earlier call with the same data set and seed wrote.
+        A new folder, or one that an earlier call with the same images, labels and seed wrote.
     dataset : str
         What `images` are, for the manifest.
     corruptions, severities : sequences
@@ -93,7 +94,10 @@ def rebuild(
     for name in corruptions:  # a bad name or no frost: before any work
         corrupt(images[:1], name, wanted[0], seed=seed, frost_dir=frost_dir)
     with locked(output, f"--output {output}", "rebuild"):
-        manifest = _manifest(output, dataset, seed)
+        every = np.tile(labels.astype(np.uint8), SEVERITIES)
+        manifest = _manifest(output, dataset, seed, hashlib.sha256(images.tobytes() + every.tobytes()).hexdigest())
+        if "clean" not in manifest:  # begun by an earlier version of this package
+            _check_same_labels(output / "labels.npy", every)
         made: dict[str, list[int]] = manifest["corruptions"]
         begun = set(manifest.get("begun", ()))  # by a call that did not end
         missing = {}
@@ -104,7 +108,7 @@ def rebuild(
         total, done = sum(len(todo) for _, todo in missing.values()) * len(images), 0
         clean = output / ".clean.npy.part"
         try:
-            _save(output / "labels.npy", np.tile(labels.astype(np.uint8), SEVERITIES))
+            _save(output / "labels.npy", every)
             if missing:
                 _save(clean, images)
                 # A file is there a moment before it is listed: after a kill in between this says whose it is.
@@ -140,8 +144,8 @@ def rebuild(
     return list(missing)
 
 
-def _manifest(output: Path, dataset: str, seed: int) -> dict[str, Any]:
-    new: dict[str, Any] = {"recipe": RECIPE, "dataset": dataset, "seed": seed, "corruptions": {}}
+def _manifest(output: Path, dataset: str, seed: int, clean: str) -> dict[str, Any]:
+    new: dict[str, Any] = {"recipe": RECIPE, "dataset": dataset, "seed": seed, "clean": clean, "corruptions": {}}
     found = read_manifest(output) if output.is_dir() else None
     if found is None:
         foreign = next(iter(sorted(output.glob("*.npy"))), None) if output.is_dir() else None
@@ -153,7 +157,17 @@ def _manifest(output: Path, dataset: str, seed: int) -> dict[str, Any]:
             raise ConfigError(
                 f"{output}: built with {key} = {found.get(key)}, asked for {new[key]}; name another folder"
             )
+    if found.get("clean", clean) != clean:
+        raise ConfigError(
+            f"{output}: built from other images, or the same in another order; name another folder, or the data that "
+            f"it was built from"
+        )
     return found
+
+
+def _check_same_labels(path: Path, every: NDArray[np.uint8]) -> None:
+    if path.exists() and not np.array_equal(read_labels(path, count=len(every), classes=None, remedy=""), every):
+        raise ConfigError(f"{path}: other labels than those of the images now; name another folder")
 
 
 def _usable(path: Path, shape: Sequence[int], listed: bool) -> bool:

@@ -38,6 +38,8 @@ def draw_streams(config: RunConfig, path: Path) -> None:
     """
     if config.dataset == "live":
         raise ConfigError("dataset = 'live': what will arrive cannot be drawn; allowed: every other data set")
+    if config.task == "tgfl":
+        raise ConfigError("task = 'tgfl': two heads have test sets, no streams to draw (docs/two-heads.md)")
     try:
         from matplotlib.figure import Figure
     except ImportError:

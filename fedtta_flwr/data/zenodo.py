@@ -51,6 +51,8 @@ class ZenodoSet:
         self.labels: NDArray[np.int64] = every[:PER_SEVERITY]
         if not (every.reshape(SEVERITIES, PER_SEVERITY) == self.labels).all():
             raise DataError(f"{path}: the five severities have different labels, expected the same; {self._remedy}")
+        if (found := len(np.unique(self.labels))) != self.classes:
+            raise DataError(f"{path}: labels of {found} classes, {name} has {self.classes}; {self._remedy}")
         self._made = severities_made(self.folder)
         self._mapped: dict[str, NDArray[np.uint8]] = {}
 
@@ -88,9 +90,12 @@ def read_manifest(folder: Path) -> dict[str, object] | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error}); rebuild the set in a new folder") from None
-    if not isinstance(content, dict) or not isinstance(content.get("corruptions"), dict):
+    made = content.get("corruptions") if isinstance(content, dict) else None
+    if not isinstance(made, dict) or not all(
+        isinstance(levels, list) and set(map(type, levels)) <= {int} for levels in made.values()
+    ):
         raise DataError(f"{path}: no manifest of a rebuilt set; rebuild the set in a new folder")
-    return content
+    return dict(content)
 
 
 def severities_made(folder: Path) -> dict[str, tuple[int, ...]] | None:

@@ -136,6 +136,8 @@ def _unwrap(content: object, source: Path) -> tuple[dict[str, Tensor], list[tupl
             f"{source}: {other[0]} is {_kind(content[other[0]])}, expected a tensor, or one of "
             f"{', '.join(WRAPPERS)} to hold the state dict; save model.state_dict()"
         )
+    if odd := [key for key, t in content.items() if t.layout != torch.strided or t.is_meta]:
+        raise CheckpointError(f"{source}: {odd[0]} is sparse or without values, expected a plain tensor; save it dense")
     return {str(key): value for key, value in content.items()}, renames
 
 

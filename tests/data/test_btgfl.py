@@ -294,6 +294,7 @@ def test_the_fingerprint_is_of_what_is_dealt_out(tmp_path: Path) -> None:
         return open_benchmark(RunConfig.from_flat(flat)).fingerprint
 
     assert made("here") == made("there")
+    assert made("old", "caf\udce9.png") != made("here")  # a name that is not UTF-8, as old archives have them
     assert len({made("here"), made("renamed", "00.png"), made("others", other="cow")}) == 3
     plain, natural = (benchmark(natural=natural).fingerprint for natural in (False, True))
     assert len({plain, natural, Benchmark(RunConfig(), images(399, 0)).fingerprint}) == 3

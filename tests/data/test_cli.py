@@ -135,7 +135,7 @@ def set_of_two(tmp_path: Path) -> Path:
     np.save(tmp_path / "labels.npy", np.tile(np.arange(10_000) % 10, 5).astype(np.uint8))
     for name in ("fog", "snow"):
         np.lib.format.open_memmap(tmp_path / f"{name}.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3))
-    save(build("resnet8", 10), tmp_path / "m.safetensors", {"architecture": "resnet8", "classes": "10"})
+    save(build("resnet20-a", 10), tmp_path / "m.safetensors", {"architecture": "resnet20-a", "classes": "10"})
     return tmp_path
 
 
@@ -236,9 +236,9 @@ def test_show_names_the_extra_that_is_missing(fedtta: Any, tmp_path: Path, monke
 
 
 def test_show_cannot_draw_what_will_arrive(fedtta: Any, tmp_path: Path) -> None:
-    live = 'dataset="live" classes=10 rounds=1'
-    status, _, err = fedtta("data", "show", "--run-config", live, "--output", tmp_path / "x.png")
-    assert (status, "live" in err) == (2, True)
+    for config, word in (('dataset="live" classes=10 rounds=1', "live"), ('task="tgfl"', "two heads have test sets")):
+        status, _, err = fedtta("data", "show", "--run-config", config, "--output", tmp_path / "x.png")
+        assert (status, word in err) == (2, True)
 
 
 # ------------------------------------------------------------------------------------------------- models and configs

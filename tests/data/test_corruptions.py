@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage
 
-from fedtta_flwr.data import _frost
+from fedtta_flwr.data import _frost, corruptions
 from fedtta_flwr.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, corrupt
 from fedtta_flwr.data.reference import COLUMNS, REFERENCE, compare
 from fedtta_flwr.errors import DataError
@@ -600,3 +600,20 @@ def test_compare_refuses_what_has_no_reference():
         compare({}, "bn1")
     with pytest.raises(DataError, match="'spatter' has no reference"):
         compare({"spatter": 70.0})
+
+
+def test_how_many_are_made_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), dtype=np.uint8)
+    for name in ("gaussian_noise", "glass_blur", "fog", "elastic_transform"):
+        whole = corrupt(images, name, 4, seed=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(corruptions, "_PIXELS", 2 * 64 * 64)
+            np.testing.assert_array_equal(corrupt(images, name, 4, seed=2), whole)
+
+
+def test_photographs_may_lie_at_home(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photographs.parent))
+    monkeypatch.setenv("FEDTTA_FROST_DIR", f"~/{photographs.name}")
+    images = made_images(2)
+    at_home = corrupt(images, "frost", 3, seed=1)
+    np.testing.assert_array_equal(at_home, corrupt(images, "frost", 3, seed=1, frost_dir=photographs))

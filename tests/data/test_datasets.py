@@ -1,6 +1,7 @@
 """Every data set from a small or sparse copy of its layout, and the faults of each."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ RNG = np.random.default_rng(0)
 
 def refused(*words: str, name: str, folder: Path | str, **options: Any) -> None:
     def read() -> None:
-        open_test_set(name, str(folder), 0, **options).images("fog", 5)[np.array([0])]
+        test_set = open_test_set(name, str(folder), 0, **options)
+        if isinstance(test_set, Corruptible):
+            test_set.check()
+        test_set.images("fog", 5)[np.array([0])]
 
     with pytest.raises(FedTTAError) as caught:
         read()
@@ -171,8 +175,8 @@ def test_faults_of_the_published_layout(zenodo: Path) -> None:
     refused("labels.npy", "different labels", name="cifar10-c", folder=zenodo)
     np.save(zenodo / "labels.npy", labels[:10_000])
     refused("labels.npy", "(10000)", "(50000)", name="cifar10-c", folder=zenodo)
-    np.save(zenodo / "labels.npy", labels + 90)
-    refused("labels.npy", "label 90 at 0", "0 to 9", name="cifar10-c", folder=zenodo)
+    np.save(zenodo / "labels.npy", np.tile(np.arange(10_000) % 100, 5).astype(np.uint8))
+    refused("labels.npy", "label 10 at 10", "0 to 9", name="cifar10-c", folder=zenodo)
     assert open_test_set("cifar100-c", str(zenodo), 0).classes == 100
 
 
@@ -404,3 +408,60 @@ def test_classes_of_a_tree_must_be_those_that_were_said(tmp_path: Path) -> None:
     tree(tmp_path)
     with pytest.raises(ConfigError, match="classes = 4: folder has 3"):
         open_test_set("folder", str(tmp_path), 0, classes=4)
+
+
+def test_files_that_cannot_be_seen_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row behind one that is left out would be another."""
+    tree(tmp_path)
+    inner = tmp_path / "ant" / "inner"
+    inner.mkdir()
+    (inner / "8.jpg").symlink_to(tmp_path / "not-fetched.jpg")
+    refused(f"{inner / '8.jpg'}: a link to nothing", name="folder", folder=tmp_path)
+    (inner / "8.jpg").unlink()
+    scandir = os.scandir
+
+    def locked(path: Path | str) -> Any:
+        if str(path) == str(inner):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    refused(f"{inner}: cannot be read (Permission denied)", name="folder", folder=tmp_path)
+    monkeypatch.undo()
+    before = len(open_test_set("folder", str(tmp_path), 0).labels)
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    elsewhere.mkdir()
+    Image.new("RGB", (40, 40)).save(elsewhere / "9.png")
+    (inner / "linked").symlink_to(elsewhere)
+    assert len(open_test_set("folder", str(tmp_path), 0).labels) == before + 1
+    (inner / "round").symlink_to(inner)
+    refused(f"{inner / 'round'}: a link to a folder that holds it", name="folder", folder=tmp_path)
+
+
+def test_small_images_of_a_tree_are_not_corrupted(tmp_path: Path) -> None:
+    tree(tmp_path)
+    refused("image-size = 16: corruptions need 32 or more", name="folder", folder=tmp_path, image_size=16)
+    assert open_test_set("folder", str(tmp_path), 0, image_size=16).images("none", 5)[np.array([0])].shape[1] == 16
+
+
+def test_a_label_far_beyond_all_images_is_none(tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", np.zeros((200, 32, 32, 3), np.uint8))
+    labels = np.arange(200)
+    np.save(tmp_path / "labels.npy", labels)
+    assert open_test_set("arrays", str(tmp_path), 0).classes == 200
+    labels[7] = 70_000_000
+    np.save(tmp_path / "labels.npy", labels)
+    refused("labels.npy: label 70000000 at 7, of 200 images; set `classes`", name="arrays", folder=tmp_path)
+
+
+def test_labels_of_the_other_cifar_are_refused(zenodo: Path) -> None:
+    refused("labels of 10 classes, cifar100-c has 100", name="cifar100-c", folder=zenodo)
+    (zenodo / "fedtta-rebuild.json").write_text('{"corruptions": {"fog": null}}')
+    refused("no manifest of a rebuilt set", name="cifar10-c", folder=zenodo)
+
+
+def test_16_bits_become_the_nearest_8(tmp_path: Path) -> None:
+    every = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(every).save(tmp_path / "a.png")
+    read = folders.read_image(tmp_path / "a.png", 256)[..., 0]
+    np.testing.assert_array_equal(read, np.rint(every / 257))

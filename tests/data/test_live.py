@@ -182,7 +182,7 @@ def test_nor_of_an_error(folder: Path) -> None:
         (folder / name).mkdir()
         lie(folder / name / FORGED)
     with pytest.raises(DataError) as caught:
-        ImageTree(folder, 32)
+        ImageTree(folder, 32).check()
     assert str(caught.value).startswith(rf"{folder}/a/x\x1b[2J\nINFO : all is well\udce9.txt: not an image")
 
 
@@ -266,6 +266,8 @@ def test_an_entry_that_cannot_be_looked_at_is_named_once_and_keeps_no_other_back
     own = stream(folder)
     assert greys(own.batch(0)[0]) == [50]
     own.predicted(0, sure_of([1]), version=1)
+    (folder / "good.png").unlink()
+    (folder / "good.png").symlink_to("good.png")  # predicted: nobody looks at it any more
     own.batch(1)
     assert len(warnings) == 1
     assert "cannot be read now: " in warnings[0]
@@ -322,7 +324,7 @@ def test_what_a_tree_may_not_read_is_no_fault_of_the_image(
     where = "pathlib.Path.iterdir" if at == "tree" else "PIL.Image.open"
     monkeypatch.setattr(where, denied)  # as root everything may be read
     with pytest.raises(DataError, match=r": cannot be read \(Permission denied\); see to its rights") as caught:
-        ImageTree(tmp_path, 32)
+        ImageTree(tmp_path, 32).check()
     assert str(caught.value).startswith(f"{tmp_path if at == 'tree' else tmp_path / 'cat' / '0.png'}:")
 
 

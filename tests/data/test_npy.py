@@ -1,6 +1,7 @@
 """Faults in .npy files: each is one line that names the file, what was found and what was expected."""
 
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,16 @@ def test_labels_of_any_integer_dtype_become_int64(tmp_path: Path) -> None:
     labels = read_labels(tmp_path / "l.npy", count=3, classes=10, remedy="")
     assert labels.dtype == np.int64
     assert labels.tolist() == [3, 0, 9]
+
+
+def test_a_damaged_header_is_no_other_error_whatever_its_bytes_mean(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((4, 3), np.uint8))
+    content = bytearray(path.read_bytes())
+    for at in range(10, 70):
+        for byte in b" )('\x00\xff":
+            damaged = content.copy()
+            damaged[at] = byte
+            path.write_bytes(damaged)
+            with suppress(DataError):  # and nothing else
+                map_array(path, dtype="uint8", shape=(4, 3), remedy="write it anew")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedtta_flwr.data.parallel import worker_pool
+from fedtta_flwr.errors import DataError
 from fedtta_flwr.processes import marked
 
 MARK = "FEDTTA_TEST_PARALLEL"
@@ -37,3 +39,12 @@ def test_the_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while marked(MARK, tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert marked(MARK, tmp_path) == []
+
+
+def end_all(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_one_line() -> None:
+    with pytest.raises(DataError, match="was killed, probably for want of memory"), worker_pool(end_all, 2) as run:
+        list(run([1, 2]))

@@ -175,3 +175,22 @@ def test_what_a_kill_has_left_is_no_build_of_somebody_elses(tmp_path: Path) -> N
     assert ".clean.npy.part" in files(tmp_path.parent / "left")
     assert build(tmp_path.parent / "left", ("contrast",), [5]) == ["contrast"]
     assert files(tmp_path.parent / "left").keys() == files(tmp_path).keys()
+
+
+def test_the_same_images_in_another_order_are_another_build(tmp_path: Path) -> None:
+    """CIFAR-100 comes in two orders, with labels for each: arrays of one beside labels of the other fit nobody."""
+    build(tmp_path, ("contrast",), [5])
+    before = files(tmp_path)
+
+    def backwards() -> None:
+        rebuild(IMAGES[::-1], LABELS[::-1], tmp_path, dataset="cifar10", corruptions=CHEAP, severities=[5])
+
+    with pytest.raises(ConfigError, match="built from other images"):
+        backwards()
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    del manifest["clean"]  # as earlier versions wrote it
+    write_json(tmp_path / MANIFEST, manifest)
+    with pytest.raises(ConfigError, match="other labels than those of the images now"):
+        backwards()
+    assert files(tmp_path)["labels.npy"] == before["labels.npy"]
+    assert build(tmp_path, CHEAP, [5]) == ["impulse_noise"]

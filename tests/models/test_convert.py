@@ -209,6 +209,8 @@ def test_a_whole_module_is_refused(tmp_path: Path) -> None:
         ({}, "holds an empty mapping"),
         ({"epoch": 3}, "epoch is a int"),
         ({"weights": {"a": torch.zeros(1)}}, "weights is a dict"),
+        ({"a": torch.zeros(3).to_sparse()}, "a is sparse or without values"),
+        ({"a": torch.zeros(3, device="meta")}, "a is sparse or without values"),
     ],
 )
 def test_what_is_no_state_dict(content: object, said: str, tmp_path: Path) -> None:

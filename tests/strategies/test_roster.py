@@ -11,6 +11,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.superlink.grid import HttpGrid
+from PIL import Image
 
 from fedtta_flwr import client
 from fedtta_flwr.config import RunConfig
@@ -579,6 +580,40 @@ def test_a_node_that_was_lost_on_the_way_is_asked_again(
     assert set(roster.node_of.values()) == {2, 3}
     assert warned[0] == "node 3 (client-01,client-03) did not answer (gone (code 3)); it is asked again"
     assert len(warned) == 3
+
+
+def test_data_that_a_node_may_not_read_are_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(config: RunConfig) -> None:
+        raise PermissionError(13, "Permission denied", "/home/other/data")
+
+    monkeypatch.setattr("fedtta_flwr.workbench.open_data", locked)
+    monkeypatch.setattr("fedtta_flwr.workbench._workbenches", {})
+    text = refused(LocalGrid(app, config.to_flat(), 1), config)
+    assert "'/home/other/data'; give the node's user the right to enter and read it" in text
+
+
+@pytest.mark.parametrize("task", ["ftta", "tgfl"])
+def test_a_file_that_is_no_image_on_one_device_is_found_at_once(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, task: str
+) -> None:
+    """Not in the middle of a run. It is the device's alone: the server's own files are looked at by the server."""
+    for place in ("here", "there"):
+        for name in ("ant", "bee"):
+            folder = tmp_path / place / name
+            folder.mkdir(parents=True)
+            for i in range(20):
+                Image.new("RGB", (40, 40), (i, i, i)).save(folder / f"{i}.png")
+    (tmp_path / "there" / "bee" / "19.png").write_text("no image")
+    save(build("resnet8", 2), tmp_path / "m.safetensors", {"architecture": "resnet8", "classes": "2"})
+    config = tiny_config(**{
+        "dataset": "folder", "data-dir": str(tmp_path / "here"), "checkpoint": str(tmp_path / "m.safetensors"),
+        "join-timeout": 0.1, "quorum": 1, "task": task, "model": "resnet8", "tgfl.dirichlet": 10.0,
+    })  # fmt: skip
+    grid = HostingGrid(config, ["client-00,client-02", "client-01,client-03"])
+    grid.change(3, **{"data-dir": str(tmp_path / "there")})
+    roster = gather(grid, config)
+    assert sorted(roster.node_of) == ["client-00", "client-02"]
+    assert "19.png: not an image (8 bytes)" in roster.refused[3]
 
 
 def test_nodes_are_in_the_order_of_their_first_client() -> None:
