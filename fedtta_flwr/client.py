@@ -212,6 +212,9 @@ def _visit_all(
             SCORES: to_arrays(_stack_counts(visited, slots, classes)),
         }
     )
+    losses = [visited[i].loss for i in updated]
+    if losses and all(loss is not None for loss in losses):
+        reply.config_records[INFO]["losses"] = losses  # type: ignore[assignment]
     if any(v.histogram is not None for v in visited):
         nothing = torch.zeros(BINS, dtype=torch.int32)
         histograms = [nothing if v.histogram is None else v.histogram for v in visited]

@@ -168,11 +168,9 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
         epochs = max(2, epochs)  # the last one trains the extractor, those before the head
     with seeded(bench.device, bench.config.seed, client, round_, "dropout"):
         batches = shuffled(bench, images, client, round_, "shared")
-        train_shared(bench.net, batches, epochs, bench.sgd(), counts)
-    result.samples, result.state = (
-        len(images[1]),
-        {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()},
-    )
+        result.loss = train_shared(bench.net, batches, epochs, bench.sgd(), counts)
+    result.samples = len(images[1])
+    result.state = {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()}
 
 
 def _training(bench: HeadBench, client: str) -> Labelled:

@@ -25,6 +25,7 @@ class Visited:
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None
+    loss: float | None = None  # of a training
     unknown: int = 0  # predictions that are none, not being finite
 
     def count(self, key: str, correct: Tensor) -> None:

@@ -4,6 +4,7 @@ Everything here is a client's own work on its own labelled images; what is avera
 and the statistics that `fedtta_flwr.heads.base.SHARED` names.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ class TwoHeads(nn.Module):
             t.copy_(state[name])
 
 
-def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: Tensor) -> None:
+def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: Tensor) -> float:
     """Train what is shared on one client's images; what else learns meanwhile is the recipe's matter.
 
     Parameters
@@ -122,6 +123,11 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
         The optimiser.
     counts : Tensor
         [K], the client's images of each class, for the balanced softmax.
+
+    Returns
+    -------
+    float
+        The mean loss of an image in the last pass, in nats but for the recipe's other terms; NaN without a pass.
     """
     recipe = net.recipe
     if recipe.heads == "fedrep":
@@ -137,10 +143,13 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
     try:
         with batch_statistics(net.extractor, track=True):  # the last batch may be of one image, which has no variance
             for _ in range(epochs):
+                sums = counts.new_zeros(2, dtype=torch.float64)  # of losses and of images
                 for x, labels in batches():
-                    optimizer.minimize(_loss(net, x, labels, counts))
+                    optimizer.minimize(loss := _loss(net, x, labels, counts))
+                    sums += torch.stack([loss.detach().double(), torch.ones_like(sums[0])]) * len(x)
     finally:
         net.eval()
+    return float(sums[0] / sums[1]) if epochs else math.nan
 
 
 def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from logging import WARNING
 from pathlib import Path
+from statistics import fmean
 
 from flwr.common.logger import log
 from rich import box
@@ -32,7 +33,7 @@ TITLES = {
 #: where two heads predict; the score `tta` is that of the run's `head`
 HEAD_TITLES = {"source": "global head", "local": "personal head"}
 
-IN_VAIN = "all steps were undone, their result was not finite: look at the adapter's step size, or at the data"
+IN_VAIN = "all steps were undone, their result was not finite: look at the step size, or at the data"
 COLLAPSE = (
     "predictions are hardly anything but one class: the images show no other, or the source model fails on them, or "
     "adaptation has collapsed, and a smaller step size or reset = 'collapse' may help"
@@ -74,6 +75,8 @@ class Terminal:
         """
         if not round_.closing:
             self._latest = f"{len(round_.clients)} of {self._clients} clients, {round_.samples:,} samples"
+            if losses := round_.losses.values():
+                self._latest += f", training loss {fmean(losses):.4g}"
             if shares := round_.largest_share.values():
                 self._latest += f", one class at most {max(shares):.0%}"
         in_vain = [client for client, steps in round_.undone.items() if steps == round_.steps[client]]

@@ -41,7 +41,7 @@ KNOWN_COUNTS = {*NAMES, LATE, "seen", *SEEN_FOR.values()}
 KNOWN_RECORDS = {INFO, STATE, DESCRIPTOR, SCORES, HEADS}
 KNOWN_INFO = {
     *("clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round"),
-    *("steps", "undone", "largest-share", "forgot", "peak-memory", "peak-cuda", "started", "ended"),
+    *("steps", "undone", "largest-share", "losses", "forgot", "peak-memory", "peak-cuda", "started", "ended"),
 }
 LONGEST_NAME = 200
 #: bytes that a reply may have beside its clients' tensors
@@ -155,6 +155,7 @@ def _enter(
         _whole(number, limits.slots + 1)  # one a slot, and one more to finetune
         _whole(undone[client], number)
     shares = dict(zip(updated, map(_share, _list(info, "largest-share")), strict=True))
+    losses = dict(zip(updated, map(_number, _list(info, "losses")), strict=True)) if "losses" in info else {}
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
     updates.update(found)
@@ -166,6 +167,7 @@ def _enter(
     round_.steps |= steps
     round_.undone |= {client: number for client, number in undone.items() if number}
     round_.largest_share |= {client: share for client, share in shares.items() if share != NOT_KNOWN}
+    round_.losses |= {client: loss for client, loss in losses.items() if math.isfinite(loss)}
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received
     for where, peak in memory.items():
@@ -291,7 +293,13 @@ def _share(number: object) -> float:
     return number
 
 
-def _seconds(number: object) -> float:
-    if not isinstance(number, float) or not math.isfinite(number):
-        raise ValueError(f"{number!r}, expected seconds")
+def _number(number: object) -> float:
+    if not isinstance(number, float):
+        raise TypeError(f"{number!r}, expected a number")
     return number
+
+
+def _seconds(number: object) -> float:
+    if not math.isfinite(found := _number(number)):
+        raise ValueError(f"{number!r}, expected seconds")
+    return found

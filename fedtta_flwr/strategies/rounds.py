@@ -57,6 +57,8 @@ class Round:
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     largest_share : dict of str to float
         Client -> share of one class in its predictions lately; of those that have predicted enough.
+    losses : dict of str to float
+        Client -> mean loss of its training, where two heads are trained.
     clipped : tuple of str
         Clients whose change was scaled down.
     forgot : tuple of str
@@ -85,6 +87,7 @@ class Round:
     steps: dict[str, int] = field(default_factory=dict)
     undone: dict[str, int] = field(default_factory=dict)
     largest_share: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
     forgot: tuple[str, ...] = ()
     bytes_up: int = 0

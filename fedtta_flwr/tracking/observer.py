@@ -76,6 +76,7 @@ class Tracking:
         self._told = line["round"]
         later = _sums(_totals(counts for counts in round_.counts if counts.round > self._told))
         numbers = {
+            "loss": line.get("loss"),
             "accuracy": line["accuracy"],
             "accuracy-so-far": _accuracies(self._sums, later),
             "bytes": line["bytes"],

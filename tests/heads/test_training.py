@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.errors import CheckpointError, ConfigError
+from fedtta_flwr.heads import training
 from fedtta_flwr.heads.base import Recipe
 from fedtta_flwr.heads.training import (
     SGD,
@@ -147,7 +148,8 @@ def test_a_step_follows_the_gradient_of_the_loss(case: str) -> None:
     net = make(STEPS[case])
     state = {name: t.numpy().copy() for name, t in net.state_dict().items()}
     rate, decay = 0.05, 0.01
-    train_shared(net, batches(12), 1, SGD(rate, weight_decay=decay), COUNTS)
+    found = train_shared(net, batches(12), 1, SGD(rate, weight_decay=decay), COUNTS)
+    assert found == pytest.approx(oracle(state, STEPS[case]), abs=1e-9) or case == "fedrep"  # whose head learned before
     fixed = {PERSONAL} if case == "fedrep" else set()
     for name in sorted((BODY | CASES[case][1]) - fixed):
         flat = state[name].ravel()
@@ -160,6 +162,12 @@ def test_a_step_follows_the_gradient_of_the_loss(case: str) -> None:
             flat[i] = value
             expected.append(value - rate * ((ends[0] - ends[1]) / 2e-6 + decay * value))
         np.testing.assert_allclose(net.state_dict()[name].numpy().ravel(), expected, rtol=0, atol=1e-8)
+
+
+def test_the_loss_is_the_mean_over_the_images_of_the_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter([9.0] * 3 + [1.0, 1.0, 4.0])  # of batches of 5, 5 and 2 images, twice
+    monkeypatch.setattr(training, "_loss", lambda net, *_: 0 * net.global_head.weight.sum() + next(passes))
+    assert train_shared(make(Recipe()), batches(5), 2, SGD(0.1), COUNTS) == pytest.approx((10 * 1 + 2 * 4) / 12)
 
 
 def test_fedrod_personal_head_disturbs_nobody() -> None:

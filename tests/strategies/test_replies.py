@@ -189,6 +189,15 @@ def test_a_node_that_raises_loses_its_clients_only() -> None:
     assert list(updates) == ["b"]
 
 
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    def trained(message: Message) -> Message:
+        reply = NODE_2(message)
+        reply.content.config_records[INFO]["losses"] = [0.25, nan]
+        return reply
+
+    assert read(trained, None)[0].losses == {"a": 0.25}
+
+
 def test_a_silent_node_is_missing() -> None:
     round_, updates, _ = read(NODE_2, None)
     assert round_.missing == {"b": "no reply in time"}
@@ -295,6 +304,9 @@ def test_what_has_expired_was_not_in_time() -> None:
         ({"largest-share": [float("nan")]}, "nan, expected a share"),
         ({"largest-share": [1]}, "1, expected a share"),
         ({"largest-share": []}, "argument"),
+        ({"losses": []}, "argument"),
+        ({"losses": [1]}, "1, expected a number"),
+        ({"losses": 0.5}, "losses is float, expected a list"),
         ({"steps": [4]}, "4, expected a whole number from 0 to 3"),
         ({"steps": [2, 2], "undone": [0, 0]}, "steps of 2 clients, 1 were asked"),
         ({"peak-memory": inf}, "inf, expected"),

@@ -154,6 +154,8 @@ def test_rounds_and_sets(whole: LocalRun) -> None:
     lines = whole.lines()
     assert [line["clients"] for line in lines] == [4] * ROUNDS
     assert [line["samples"] > 0 for line in lines] == [True] * 3 + [False] * 5
+    assert 0 < lines[1]["loss"] < lines[0]["loss"] < 2  # of four classes: ln 4 = 1.39 at the start
+    assert [line["loss"] for line in lines[2:]] == [None] * 6
 
 
 def test_every_sample_of_every_set_is_counted(whole: LocalRun, heads: dict[str, Any], tiny_config: Any) -> None:
