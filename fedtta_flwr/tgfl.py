@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtta_flwr import cpu
@@ -17,7 +19,7 @@ from fedtta_flwr.adaptation.augment import crop_and_flip
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.heads.base import SHARED, Predictor, ask
+from fedtta_flwr.heads.base import SHARED, TRAINING, VALIDATION, Predictor, ask
 from fedtta_flwr.heads.training import (
     SGD,
     Epoch,
@@ -143,7 +145,7 @@ def visit_heads(
     else:
         own = parts.get("statistics")
         if own is None:  # it is the round for that, or the client has missed it
-            images = _training(bench, client)
+            images = _placed(bench, bench.data.training(client))
             _personalise(bench, images, client, number)
             _undo_where_not_finite(bench, before)
             own = statistics(net, in_order(images), _alone(bench))
@@ -159,7 +161,7 @@ def visit_heads(
 
 def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     """Train on the client's images: the personal head on what was received, then what is shared."""
-    images = _training(bench, client)
+    images = _placed(bench, bench.data.training(client))
     if bench.net.recipe.heads == "apart":
         _personalise(bench, images, client, round_)
     counts = torch.bincount(images[1], minlength=bench.classes)
@@ -173,9 +175,9 @@ def _train(bench: HeadBench, client: str, round_: int, result: Visited) -> None:
     result.state = {name: t.to("cpu", copy=True) for name, t in bench.net.shared().items()}
 
 
-def _training(bench: HeadBench, client: str) -> Labelled:
-    """Return a client's training part, where its network is."""
-    images, y = bench.data.training(client)
+def _placed(bench: HeadBench, part: tuple[Tensor, NDArray[np.int64]]) -> Labelled:
+    """Return a part of a client's data where the network is."""
+    images, y = part
     return images.to(bench.device), torch.from_numpy(y).to(bench.device)
 
 
@@ -202,8 +204,11 @@ def _predict(
     images, y = bench.data.test(client, name)
     x, labels = images.to(bench.device), torch.from_numpy(y)
     found = {key: t.to(bench.device) for key, t in own.items()} | _of_all(bench, received)
-    if images_of := bench.method.needs & {"features", "labels"}:
-        found |= statistics(bench.net, in_order(_training(bench, client)), images_of)
+    if bench.method.needs & {*TRAINING}:
+        found |= statistics(bench.net, in_order(_placed(bench, bench.data.training(client))), TRAINING)
+    if bench.method.needs & {*VALIDATION}:
+        validation = _placed(bench, bench.data.validation(client))
+        found |= zip(VALIDATION, statistics(bench.net, in_order(validation), TRAINING).values(), strict=True)
     net = deepcopy(bench.net)  # the predictor may tune it
     predictor: Predictor = bench.method(fitted(net, found), bench.options)
     predictor.identity = (bench.config.seed, client)
@@ -240,7 +245,7 @@ def _of_all(bench: HeadBench, received: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def _alone(bench: HeadBench) -> set[str]:
     """Return the statistics that a client makes once and remembers; its images' features are made when needed."""
-    return {*bench.method.needs, *bench.measured} - {"features", "labels"}
+    return {*bench.method.needs, *bench.measured} - {*TRAINING, *VALIDATION}
 
 
 def shuffled(bench: HeadBench, images: Labelled, client: str, round_: int, purpose: str) -> Epoch:
@@ -277,7 +282,7 @@ def check_heads(config: RunConfig) -> HeadBench:
         bench = HeadBench(config)
         bench.check()
         names = config.client_names()
-        images = _training(bench, names[0])
+        images = _placed(bench, bench.data.training(names[0]))
         image = images[0][:1]
         if is_own(config.model):
             try_own(config.model, _begin(config, bench.classes), image.cpu(), bench.classes)

@@ -242,7 +242,7 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
         "share-class-stats": (FLAG, False),
         "share-teacher": (FLAG, False),
     },
-    "knn-per": {"neighbours": (COUNT, 1), "share": (UNIT, 0.0), "scale": (POSITIVE, 0.1)},
+    "knn-per": {"neighbours": (COUNT, 1), "tuned": (FLAG, False), "share": (UNIT, 0.0), "scale": (POSITIVE, 0.1)},
     "fedthe": {
         "history": (OPEN_UNIT, 1.0),
         "present": (UNIT, 0.0),

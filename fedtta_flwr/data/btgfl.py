@@ -141,6 +141,11 @@ class Benchmark:
         """Return a client's training part: images [N, 3, H, W] in [0, 1] and labels [N]."""
         return self.load(_versions(self._training_rows(client)))
 
+    def validation(self, client: str) -> tuple["Tensor", NDArray[np.int64]]:
+        """Return a client's validation part, as `training`: on it a method may be tuned."""
+        i = self._names.index(client)
+        return self.load(_versions(self._shares[i][slice(*self._cuts[i])]))
+
     def training_size(self, client: str) -> int:
         """Return how many N are."""
         return len(self._training_rows(client))

@@ -15,9 +15,20 @@ from fedtta_flwr.seeding import torch_rng
 
 #: statistic that a client uploads -> the name under which the uniform mean of all clients' comes back
 SHARED: Mapping[str, str] = {"dle-personal": "dle-global", "feature-personal": "feature-global"}
+#: statistics of images, too large to be kept: made whenever they are needed
+TRAINING, VALIDATION = ("features", "labels"), ("validation-features", "validation-labels")
 #: all that a predictor may need (`Fitted`); the last where its recipe trains it
 NEEDS = frozenset(
-    {*SHARED, *SHARED.values(), "clients", "entropy-personal", "entropy-global", "features", "labels", "rotation-head"}
+    {
+        *SHARED,
+        *SHARED.values(),
+        *TRAINING,
+        *VALIDATION,
+        "clients",
+        "entropy-personal",
+        "entropy-global",
+        "rotation-head",
+    }
 )
 
 
@@ -63,7 +74,8 @@ class Fitted:
           client missed the measuring.
         - ``entropy-personal`` [], ``entropy-global`` []: mean entropy in nats of each head on the training part.
         - ``feature-personal`` [D], ``feature-global`` [D]: mean features, as the frequencies.
-        - ``features`` [M, D], ``labels`` [M]: the training part itself, seen by the extractor.
+        - ``features`` [M, D], ``labels`` [M]: the training part itself, seen by the extractor;
+          ``validation-features``, ``validation-labels``: the validation part, which is in none of its test sets.
         - ``rotation-head`` [4, D].
     """
 

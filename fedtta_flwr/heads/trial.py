@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.heads.base import NEEDS, SHARED, Predictor, ask
+from fedtta_flwr.heads.base import NEEDS, SHARED, TRAINING, VALIDATION, Predictor, ask
 from fedtta_flwr.heads.training import Epoch, TwoHeads, fitted, statistics
 from fedtta_flwr.options import Options
 from fedtta_flwr.registry import HEADS
@@ -45,7 +45,8 @@ def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads,
         )
     x, labels = next(iter(batches()))
     means = {own: mean for own, mean in SHARED.items() if mean in needs}
-    found = statistics(net, lambda: [(x, labels)], {*needs, *means})
+    found = statistics(net, lambda: [(x, labels)], {*needs, *means, *TRAINING})
+    found |= {name: found[own] for name, own in zip(VALIDATION, TRAINING, strict=True)}
     found |= {mean: found[own] for own, mean in means.items()} | {"clients": torch.tensor(float(clients)).to(x)}
     predictor: Predictor = make("head", name, HEADS, Predictor, fitted(deepcopy(net), found), options)
     if not hasattr(predictor, "fitted"):

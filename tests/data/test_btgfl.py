@@ -67,6 +67,17 @@ def test_three_fifths_train_and_a_fifth_tests(made: Benchmark) -> None:
     assert sum(map(len, trained)) == pytest.approx(0.6 * 400, abs=6)
 
 
+def test_the_validation_part_is_what_is_left_and_in_no_set_of_the_clients_own(made: Benchmark) -> None:
+    for k, client in enumerate(made._names):
+        x, y = made.validation(client)
+        share = made._shares[k]
+        own = {*share} - {*made._training_rows(client)} - {*made.samples(client, A).rows}
+        assert len(y) == len(own) > 0
+        position = (x[:, 0, 0, 0] * 255).round() * 256 + (x[:, 0, 0, 1] * 255).round()
+        assert {*position.long().tolist()} == own
+        assert not own & {*made.samples(client, C).rows}
+
+
 def test_external_samples_are_of_the_others_validation_and_test_parts(made: Benchmark) -> None:
     trained = {row for c in NAMES for row in training_rows(made, c)}
     untrained = set(range(400)) - trained

@@ -56,6 +56,9 @@ def make_fitted() -> Callable[..., Fitted]:
                 "labels": torch.randint(CLASSES, (60,)),
                 "rotation-head": torch.randn(4, DIM),
             }
+            with torch.no_grad():
+                found["validation-features"] = extractor(draw(20, 5))
+            found["validation-labels"] = (found["validation-features"] @ heads[0].T).argmax(1)
         return Fitted(extractor, heads[0], heads[1], found | {k.replace("_", "-"): v for k, v in replaced.items()})
 
     return make

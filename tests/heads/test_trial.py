@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.heads.base import NEEDS, SHARED
+from fedtta_flwr.heads.base import NEEDS, SHARED, VALIDATION
 from fedtta_flwr.heads.training import TwoHeads, statistics
 from fedtta_flwr.heads.trial import try_out
 from fedtta_flwr.models import build
@@ -23,5 +23,5 @@ def test_the_trial_asks_for_what_training_leaves_and_changes_nothing(name: str) 
     assert all(torch.equal(t, before[key]) for key, t in net.state_dict().items())
     assert not net.extractor.training
     own = statistics(net, lambda: [(X, Y)], NEEDS)
-    there = own.keys() | SHARED.values() | {"clients"}
+    there = own.keys() | SHARED.values() | {"clients", *VALIDATION}
     assert there == (NEEDS if net.recipe.rotation else NEEDS - {"rotation-head"})
