@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, and what a client tells there."""
+"""Whole runs on a GPU, and what a client tells there; `tests.pretended_cuda` runs them without one."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Every registered adapter on a GPU: the CPU's arithmetic, and the promises that it keeps there."""
+"""Every registered adapter on a GPU: the CPU's arithmetic, and the promises that it keeps there.
+
+Without one, `tests.pretended_cuda` finds tensors that were left on the other device.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
