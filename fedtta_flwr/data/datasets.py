@@ -26,7 +26,7 @@ DATASETS: dict[str, str] = {
     "live": "unlabelled images that arrive in a folder while the run goes on",
 }
 CLEAN = "none"
-MANY_CLASSES = 1000  # so many are taken from the labels, whatever their number
+MANY_CLASSES = 1000  # labels below are believed, however few images there are
 #: those without clean images
 NO_CLEAN = ("cifar10-c", "cifar100-c", "live")
 #: those in which image-size counts, and those that can have more classes than the labels show

@@ -46,9 +46,12 @@ class ImageTree:
         self._size = size
         self._read: Recent[int] = Recent()
         try:
-            classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+            entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+            classes = [entry for entry in entries if entry.is_dir()]
         except OSError as error:
             raise _unreadable(folder, error) from None
+        for entry in entries:
+            _check_link(entry)
         if len(classes) < 2:
             raise DataError(f"{folder}: {len(classes)} sub-folders, expected one for each of two classes or more")
         self.class_names = [entry.name for entry in classes]
@@ -123,11 +126,16 @@ def _files_below(folder: Path) -> list[Path]:
             if path.is_symlink() and Path(place).resolve().is_relative_to(path.resolve()):
                 raise DataError(f"{path}: a link to a folder that holds it, expected images; remove it")
         for path in (Path(place, name) for name in names if not name.startswith(".")):
+            _check_link(path)
             if path.is_file():
                 found.append(path)
-            elif path.is_symlink():  # left out, all rows behind it would be others
-                raise DataError(f"{path}: a link to nothing, expected an image; fetch what it stands for, or remove it")
     return sorted(found)
+
+
+def _check_link(path: Path) -> None:
+    """Refuse a link to nothing: if it were left out, all rows behind it would be others."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a link to nothing; fetch what it stands for, or remove it")
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

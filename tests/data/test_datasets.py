@@ -418,6 +418,9 @@ def test_files_that_cannot_be_seen_are_not_left_out(tmp_path: Path, monkeypatch:
     (inner / "8.jpg").symlink_to(tmp_path / "not-fetched.jpg")
     refused(f"{inner / '8.jpg'}: a link to nothing", name="folder", folder=tmp_path)
     (inner / "8.jpg").unlink()
+    (tmp_path / "cow").symlink_to(tmp_path / "not-fetched")
+    refused(f"{tmp_path / 'cow'}: a link to nothing", name="folder", folder=tmp_path)
+    (tmp_path / "cow").unlink()
     scandir = os.scandir
 
     def locked(path: Path | str) -> Any:
