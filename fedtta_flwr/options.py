@@ -244,9 +244,8 @@ class KNNPerOptions(Options):
     """kNN-Per: the global head's prediction and that of the nearest training features."""
 
     neighbours: Annotated[int, Field(ge=1)] = Field(10, description="training features that are asked")
-    share: Unit | Literal["validated"] = Field(
-        "validated", description="lambda: of the neighbours; validated = of 0, .1 to .9 each client's best"
-    )
+    tuned: bool = Field(True, description="choose share for each client: 0 to 0.9, by its validation part")
+    share: Unit = Field(0.5, description="lambda: of the neighbours in the prediction, where it is not tuned")
     scale: Positive = Field(1.0, description="a neighbour counts exp(-distance / (features * scale))")
 
 

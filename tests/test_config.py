@@ -142,7 +142,6 @@ OPEN_UNIT: list[tuple[Any, str]] = [(0.0, "0"), (1.1, "1"), ("1", "number")]
 COUNT: list[tuple[Any, str]] = [(0, "1"), (-5, "1"), (1.5, "integer"), ("1", "integer")]
 FLAG: list[tuple[Any, str]] = [(1, "boolean"), ("yes", "boolean")]
 TEXT: list[tuple[Any, str]] = [(1, "string")]
-VALIDATED: list[tuple[Any, str]] = [("half", "or 'validated'"), (1.1, "less than or equal to 1, or 'validated'")]
 TEMPERATURE: list[tuple[Any, str]] = [*POSITIVE, ("mean", "or 'median'"), (0.0, "greater than 0, or 'median'")]
 
 
@@ -243,7 +242,7 @@ METHODS: dict[str, dict[str, tuple[list[tuple[Any, str]], Scalar]]] = {
         "share-class-stats": (FLAG, False),
         "share-teacher": (FLAG, False),
     },
-    "knn-per": {"neighbours": (COUNT, 1), "share": (VALIDATED, 0.0), "scale": (POSITIVE, 0.1)},
+    "knn-per": {"neighbours": (COUNT, 1), "tuned": (FLAG, False), "share": (UNIT, 0.0), "scale": (POSITIVE, 0.1)},
     "fedthe": {
         "history": (OPEN_UNIT, 1.0),
         "present": (UNIT, 0.0),

@@ -26,7 +26,7 @@ class KNNPer(Predictor):
     fitted : Fitted
         The client's training and validation features and labels.
     options : KNNPerOptions
-        Neighbours, the distances' scale, and the share where it is not chosen so.
+        Neighbours, the distances' scale, and whether the share is tuned.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class KNNPer(Predictor):
         self._features = fitted.statistics["features"]
         classes = len(fitted.global_head)
         self._labels = F.one_hot(fitted.statistics["labels"].long(), classes).to(self._features.dtype)
-        self.share = self._validated() if options.share == "validated" else options.share
+        self.share = self._tuned() if options.tuned else options.share
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class KNNPer(Predictor):
         return torch.lerp(*self._both(self.extractor(x)), self.share)
 
     @torch.no_grad()
-    def _validated(self) -> float:
+    def _tuned(self) -> float:
         features, labels = (self.fitted.statistics[name] for name in VALIDATION)
         right = torch.zeros(len(SHARES), dtype=torch.int64)
         for z, y in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):

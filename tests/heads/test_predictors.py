@@ -97,8 +97,8 @@ def test_neighbours(make_fitted: Make, images: Tensor) -> None:
     fitted = make_fitted()
     known, labels = fitted.statistics["features"].double().numpy(), fitted.statistics["labels"].tolist()
     for options in (
-        KNNPerOptions(neighbours=3, share=0.7, scale=0.02),
-        KNNPerOptions(neighbours=1000, share=1.0),
+        KNNPerOptions(neighbours=3, tuned=False, share=0.7, scale=0.02),
+        KNNPerOptions(neighbours=1000, tuned=False, share=1.0),
     ):
         found = KNNPer(make_fitted(), options).predict(images)
         for row, z in zip(found, fitted.extractor(images).detach(), strict=True):
@@ -114,14 +114,14 @@ def test_neighbours(make_fitted: Make, images: Tensor) -> None:
 def test_the_neighbours_share_is_the_best_on_the_validation_part(make_fitted: Make, images: Tensor) -> None:
     predictions = []
     for tenth in range(10):
-        plain = KNNPer(make_fitted(), KNNPerOptions(neighbours=3, share=tenth / 10))
+        plain = KNNPer(make_fitted(), KNNPerOptions(neighbours=3, tuned=False, share=tenth / 10))
         plain.extractor = torch.nn.Identity()
         predictions.append(plain.predict(plain.fitted.statistics["validation-features"]).argmax(1))
     assert len({tuple(p.tolist()) for p in predictions}) > 3
     half = torch.where(torch.arange(20) % 2 == 0, predictions[0], predictions[7])
     for wanted in (predictions[0], predictions[5], predictions[9], half):
         right = [int((p == wanted).sum()) for p in predictions]
-        tuned = KNNPer(make_fitted(validation_labels=wanted), KNNPerOptions(neighbours=3))
+        tuned = KNNPer(make_fitted(validation_labels=wanted), KNNPerOptions(neighbours=3, share=1.0))
         assert tuned.share == right.index(max(right)) / 10
 
 
