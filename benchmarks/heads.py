@@ -50,7 +50,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         yield from zip(images.split(100), labels.split(100), strict=True)
 
     found = statistics_of(net, training, method.needs)
-    found |= {name: found[own] for name, own in zip(VALIDATION, ("features", "labels"), strict=True) if own in found}
+    found |= {name: found[own] for own, name in VALIDATION.items() if own in found}
     found |= {mean: 0.9 * found[own] + 0.05 for own, mean in SHARED.items() if own in found}
     found["clients"] = torch.tensor(CLIENTS)
     predictor: Predictor = make("head", name, HEADS, Predictor, fitted(net, found), options)

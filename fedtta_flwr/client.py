@@ -67,7 +67,7 @@ def hello(message: Message, context: Context) -> Message:
                 "slots": list(slots.values()),
                 "classes": bench.classes if bench else 0,
                 "model": bench.fingerprint if bench else "",
-                "data": "" if bench is None or isinstance(bench, Workbench) else bench.data.fingerprint,
+                "data": bench.dealt if bench else "",
                 "code": code_fingerprint(),
                 "plugins": device_code(bench.config) if bench else [],
                 "config": RunConfig.from_flat(context.run_config).fingerprint() if names else "",

@@ -68,7 +68,7 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
     check_trackers(config)
     if config.task == "tgfl":
         bench = check_heads(config)
-        return bench, Roster(classes=bench.classes, model=bench.fingerprint, data=bench.data.fingerprint)
+        return bench, Roster(classes=bench.classes, model=bench.fingerprint, data=bench.dealt)
     data = check_data(config)
     classes, model = data.classes, load_source(config, data.classes)
     if form := image_form(config, data):

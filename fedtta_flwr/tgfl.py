@@ -19,7 +19,7 @@ from fedtta_flwr.adaptation.augment import crop_and_flip
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.build import open_benchmark
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.heads.base import SHARED, TRAINING, VALIDATION, Predictor, ask
+from fedtta_flwr.heads.base import SHARED, VALIDATION, Predictor, ask
 from fedtta_flwr.heads.training import (
     SGD,
     Epoch,
@@ -94,6 +94,11 @@ class HeadBench:
     def measured(self) -> list[str]:
         """Of the statistics that the method needs, those that clients send, in the order of their descriptor."""
         return [own for own, mean in SHARED.items() if mean in self.method.needs]
+
+    @property
+    def dealt(self) -> str:
+        """A short hash of the images that are dealt out to all clients (`Benchmark.fingerprint`)."""
+        return self.data.fingerprint
 
     def check(self) -> None:
         """Find out whether the images can be read (`Benchmark.check`)."""
@@ -204,11 +209,12 @@ def _predict(
     images, y = bench.data.test(client, name)
     x, labels = images.to(bench.device), torch.from_numpy(y)
     found = {key: t.to(bench.device) for key, t in own.items()} | _of_all(bench, received)
-    if bench.method.needs & {*TRAINING}:
-        found |= statistics(bench.net, in_order(_placed(bench, bench.data.training(client))), TRAINING)
-    if bench.method.needs & {*VALIDATION}:
+    if bench.method.needs & VALIDATION.keys():
+        found |= statistics(bench.net, in_order(_placed(bench, bench.data.training(client))), VALIDATION)
+    if bench.method.needs & {*VALIDATION.values()}:
         validation = _placed(bench, bench.data.validation(client))
-        found |= zip(VALIDATION, statistics(bench.net, in_order(validation), TRAINING).values(), strict=True)
+        made = statistics(bench.net, in_order(validation), VALIDATION)
+        found |= {VALIDATION[own]: t for own, t in made.items()}
     net = deepcopy(bench.net)  # the predictor may tune it
     predictor: Predictor = bench.method(fitted(net, found), bench.options)
     predictor.identity = (bench.config.seed, client)
@@ -245,7 +251,7 @@ def _of_all(bench: HeadBench, received: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def _alone(bench: HeadBench) -> set[str]:
     """Return the statistics that a client makes once and remembers; its images' features are made when needed."""
-    return {*bench.method.needs, *bench.measured} - {*TRAINING, *VALIDATION}
+    return {*bench.method.needs, *bench.measured} - {*VALIDATION, *VALIDATION.values()}
 
 
 def shuffled(bench: HeadBench, images: Labelled, client: str, round_: int, purpose: str) -> Epoch:
@@ -282,11 +288,11 @@ def check_heads(config: RunConfig) -> HeadBench:
         bench = HeadBench(config)
         bench.check()
         names = config.client_names()
-        images = _placed(bench, bench.data.training(names[0]))
-        image = images[0][:1]
+        training = bench.data.training(names[0])
+        image = training[0][:1]
         if is_own(config.model):
-            try_own(config.model, _begin(config, bench.classes), image.cpu(), bench.classes)
-        try_extractor(config.model, bench.net.extractor, image, bench.net.global_head.in_features)
+            try_own(config.model, _begin(config, bench.classes), image, bench.classes)
+        try_extractor(config.model, bench.net.extractor, image.to(bench.device), bench.net.global_head.in_features)
         height, width = image.shape[2:]
         if bench.net.recipe.rotation and height != width:
             raise ConfigError(
@@ -294,7 +300,8 @@ def check_heads(config: RunConfig) -> HeadBench:
                 f"choose another head, or crop them"
             )
         if config.head not in HEADS:
-            try_out(config.head, bench.method, bench.options, bench.net, in_order(images), len(names))
+            batches = in_order(_placed(bench, training))
+            try_out(config.head, bench.method, bench.options, bench.net, batches, len(names))
     return bench
 
 

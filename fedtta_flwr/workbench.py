@@ -19,7 +19,7 @@ from fedtta_flwr.adaptation.objectives import Objectives, takes_gradient_steps, 
 from fedtta_flwr.config import RunConfig, Scalar
 from fedtta_flwr.data.build import build_stream, open_data
 from fedtta_flwr.data.contracts import ClientStream
-from fedtta_flwr.data.datasets import CLEAN, Corruptible
+from fedtta_flwr.data.datasets import CLEAN, check_files
 from fedtta_flwr.descriptors import bn_statistics, chosen_images, mean_features, mean_logits, noise_images
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
@@ -35,6 +35,8 @@ NODE_KEYS = ("data-dir", "stream", "device", "checkpoint")
 
 class Workbench:
     """What a process keeps between visits because it belongs to no client."""
+
+    dealt = ""  # each node may have images of its own
 
     def __init__(self, config: RunConfig) -> None:
         cpu.prepare(config.threads)
@@ -78,8 +80,7 @@ class Workbench:
         DataError
             One cannot.
         """
-        if isinstance(self.test_set, Corruptible):
-            self.test_set.check()
+        check_files(self.test_set)
 
     def slots(self, client: str) -> int:
         """Return the length of a client's stream."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedtta_flwr.data.balanced import Indices, balanced_dirichlet
 from fedtta_flwr.data.contracts import TestSet, to_tensor
-from fedtta_flwr.data.datasets import CLEAN, Corruptible
+from fedtta_flwr.data.datasets import CLEAN, check_files
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.seeding import numpy_rng
 
@@ -187,8 +187,7 @@ class Benchmark:
             Whatever the data set says when it is read; or naturally shifted images have another size.
         """
         for data in (self._data, self._natural):
-            if isinstance(data, Corruptible):
-                data.check()
+            check_files(data)
         if self._natural is not None:
             one, sets = np.zeros(1, np.int64), (self._natural, self._data)
             sizes = [images.images(CLEAN, self._config.severity)[one].shape[1:3] for images in sets]

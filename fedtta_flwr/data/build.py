@@ -11,7 +11,7 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data.btgfl import Benchmark
 from fedtta_flwr.data.cifar import read_torchvision
 from fedtta_flwr.data.contracts import ClientStream, TestSet
-from fedtta_flwr.data.datasets import RESIZED, Corruptible, open_test_set
+from fedtta_flwr.data.datasets import RESIZED, Corruptible, check_files, open_test_set
 from fedtta_flwr.data.digits import all_parts
 from fedtta_flwr.data.live import LiveStream, hosted, live_folders
 from fedtta_flwr.data.streams import make_stream
@@ -116,8 +116,7 @@ def check_data(config: RunConfig) -> TestSet:
     if config.dataset == LIVE:
         return data
     build_stream(config, config.client_names()[0], data)
-    if isinstance(data, Corruptible):
-        data.check()
+    check_files(data)
     if not config.stream:
         severities = range(1, config.severity + 1) if config.severity_schedule == "gradual" else [config.severity]
         for corruption in config.corruption_names():

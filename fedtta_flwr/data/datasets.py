@@ -125,6 +125,12 @@ class Corrupted:
         return corrupt(self._clean[rows], self._corruption, self._severity, seed=self._seed, indices=rows)
 
 
+def check_files(data: TestSet | None) -> None:
+    """Do what `Corruptible.check` does, where a set is one; all others are mapped arrays, or nothing."""
+    if isinstance(data, Corruptible):
+        data.check()
+
+
 def open_test_set(name: str, data_dir: str, seed: int, *, image_size: int = 32, classes: int = 0) -> TestSet:
     """Open a data set's test part by name.
 

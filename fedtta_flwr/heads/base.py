@@ -15,15 +15,15 @@ from fedtta_flwr.seeding import torch_rng
 
 #: statistic that a client uploads -> the name under which the uniform mean of all clients' comes back
 SHARED: Mapping[str, str] = {"dle-personal": "dle-global", "feature-personal": "feature-global"}
-#: statistics of images, too large to be kept: made whenever they are needed
-TRAINING, VALIDATION = ("features", "labels"), ("validation-features", "validation-labels")
+#: statistic of all training images, too large to be kept and made whenever it is needed -> that of the validation part
+VALIDATION: Mapping[str, str] = {"features": "validation-features", "labels": "validation-labels"}
 #: all that a predictor may need (`Fitted`); the last where its recipe trains it
 NEEDS = frozenset(
     {
         *SHARED,
         *SHARED.values(),
-        *TRAINING,
         *VALIDATION,
+        *VALIDATION.values(),
         "clients",
         "entropy-personal",
         "entropy-global",

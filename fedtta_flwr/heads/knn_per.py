@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtta_flwr.heads.base import TRAINING, VALIDATION, Fitted, Predictor
+from fedtta_flwr.heads.base import VALIDATION, Fitted, Predictor
 from fedtta_flwr.options import KNNPerOptions
 
 SHARES = [tenth / 10 for tenth in range(10)]  # of the neighbours, among which is chosen
@@ -34,7 +34,7 @@ class KNNPer(Predictor):
         :math:`\lambda`.
     """
 
-    needs = frozenset({*TRAINING, *VALIDATION})
+    needs = frozenset({*VALIDATION, *VALIDATION.values()})
 
     def __init__(self, fitted: Fitted, options: KNNPerOptions) -> None:
         super().__init__(fitted, options)
@@ -52,7 +52,7 @@ class KNNPer(Predictor):
 
     @torch.no_grad()
     def _tuned(self) -> float:
-        features, labels = (self.fitted.statistics[name] for name in VALIDATION)
+        features, labels = (self.fitted.statistics[VALIDATION[own]] for own in ("features", "labels"))
         right = torch.zeros(len(SHARES), dtype=torch.int64)
         for z, y in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
             model, neighbours = self._both(z)

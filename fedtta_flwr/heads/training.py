@@ -143,13 +143,14 @@ def train_shared(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD, counts: T
     try:
         with batch_statistics(net.extractor, track=True):  # the last batch may be of one image, which has no variance
             for _ in range(epochs):
-                sums = counts.new_zeros(2, dtype=torch.float64)  # of losses and of images
+                total, images = counts.new_zeros((), dtype=torch.float64), 0
                 for x, labels in batches():
                     optimizer.minimize(loss := _loss(net, x, labels, counts))
-                    sums += torch.stack([loss.detach().double(), torch.ones_like(sums[0])]) * len(x)
+                    total += loss.detach().double() * len(x)
+                    images += len(x)
     finally:
         net.eval()
-    return float(sums[0] / sums[1]) if epochs else math.nan
+    return float(total) / images if epochs else math.nan
 
 
 def personalise(net: TwoHeads, batches: Epoch, epochs: int, sgd: SGD) -> None:

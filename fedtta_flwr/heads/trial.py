@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 
 from fedtta_flwr.errors import ConfigError
-from fedtta_flwr.heads.base import NEEDS, SHARED, TRAINING, VALIDATION, Predictor, ask
+from fedtta_flwr.heads.base import NEEDS, SHARED, VALIDATION, Predictor, ask
 from fedtta_flwr.heads.training import Epoch, TwoHeads, fitted, statistics
 from fedtta_flwr.options import Options
 from fedtta_flwr.registry import HEADS
@@ -45,9 +45,9 @@ def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads,
         )
     x, labels = next(iter(batches()))
     means = {own: mean for own, mean in SHARED.items() if mean in needs}
-    found = statistics(net, lambda: [(x, labels)], {*needs, *means, *TRAINING})
-    found |= {name: found[own] for name, own in zip(VALIDATION, TRAINING, strict=True)}
-    found |= {mean: found[own] for own, mean in means.items()} | {"clients": torch.tensor(float(clients)).to(x)}
+    found = statistics(net, lambda: [(x, labels)], {*needs, *means, *VALIDATION})
+    found |= {name: found[own] for own, name in {**VALIDATION, **means}.items()}
+    found["clients"] = torch.tensor(float(clients)).to(x)
     predictor: Predictor = make("head", name, HEADS, Predictor, fitted(deepcopy(net), found), options)
     if not hasattr(predictor, "fitted"):
         raise ConfigError(f"head = {name!r}: __init__ must call super().__init__(fitted, options)")

@@ -147,7 +147,7 @@ class RunDirectory:
                 "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),
             },
-            "loss": fmean(round_.losses.values()) if round_.losses else None,
+            "loss": round_.loss,
             "accuracy": self._timeline.accuracy(round_.number),
             "collaboration": found,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},

@@ -1,6 +1,7 @@
 """What is known of a round, and who is told."""
 
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
@@ -94,6 +95,11 @@ class Round:
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the clients that trained; None if nobody did."""
+        return fmean(self.losses.values()) if self.losses else None
 
     @property
     def collapsed(self) -> tuple[str, ...]:

@@ -23,5 +23,5 @@ def test_the_trial_asks_for_what_training_leaves_and_changes_nothing(name: str) 
     assert all(torch.equal(t, before[key]) for key, t in net.state_dict().items())
     assert not net.extractor.training
     own = statistics(net, lambda: [(X, Y)], NEEDS)
-    there = own.keys() | SHARED.values() | {"clients", *VALIDATION}
+    there = own.keys() | SHARED.values() | {"clients", *VALIDATION.values()}
     assert there == (NEEDS if net.recipe.rotation else NEEDS - {"rotation-head"})
