@@ -110,7 +110,7 @@ def fedtta(*words: str | Path) -> None:
 
 
 def overview(there: Mapping[str, BenchOf]) -> str:
-    """Return how many claims hold, part by part."""
+    """Return how many of the comparisons that claims are hold, part by part."""
     rows = []
     for name, bench in there.items():
         verdicts = Counter(finding.verdict() for finding in findings(bench))
@@ -121,7 +121,15 @@ def overview(there: Mapping[str, BenchOf]) -> str:
         network, seeds = NETWORKS[PARTS[name].network].words, len(bench.spec.seeds)
         link = f"[{name}](#{anchor(heading(name, bench))})"
         rows.append([link, bench.spec.title, network, f"{seeds}", *plain, within, single])
-    columns = ["part", "of", "network", "seeds", "claims that hold", "that do not", "within the spread of the seeds"]
+    columns = [
+        "part",
+        "of",
+        "network",
+        "seeds",
+        "comparisons that hold",
+        "that do not",
+        "within the spread of the seeds",
+    ]
     columns += ["known from one seed alone"]
     lines = [columns, [":--", ":--", ":--", *["--:"] * 5], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

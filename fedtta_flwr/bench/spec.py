@@ -21,6 +21,7 @@ from fedtta_flwr.resolve import names_in
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+=_ -]{0,47}")
 NAME_WORDS = "a letter or digit, then letters, digits, blanks and '.+=_-', at most 48 in all"
 LONGEST = 200  # characters of a cell's name, which becomes that of a file
+RUN_COLUMNS = ("seed", "score", "metric", "value")  # of tables/runs.csv, beside the axes
 WITHIN = ("corruption", "position", "class", "client")  # what a row of published values may run over beside an axis
 #: pydantic's kind of fault -> what is allowed, where its own words are for programmers
 ALLOWED = {
@@ -134,8 +135,8 @@ class Spec(_Part):
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds = {self.seeds}: allowed: each once")
         for axis, points in self.axes.items():
-            if axis == "seed":
-                raise ConfigError("axes.seed: `seeds` are an axis already; give it another name")
+            if axis in RUN_COLUMNS:
+                raise ConfigError(f"axes.{axis}: a column of tables/runs.csv has that name; give it another one")
             for name in (axis, *points):
                 if not NAME.fullmatch(name):
                     raise ConfigError(f"axes.{axis}: {name!r}: allowed: {NAME_WORDS}")
@@ -158,7 +159,8 @@ class Spec(_Part):
             if entry.over in entry.at:
                 raise ConfigError(f"published: over = {entry.over!r}: `at` names a point of it; name one or the other")
             unknown = sorted(set(entry.values) - set(corrupted))
-            if entry.over == "corruption" and not self.two_heads and corrupted and unknown:
+            within = entry.over == "corruption" and "corruption" not in self.axes
+            if within and not self.two_heads and corrupted and unknown:
                 raise ConfigError(f"published: {unknown[0]!r}: allowed over corruption: {', '.join(corrupted)}")
             if entry.over not in (*self.axes, *WITHIN):
                 raise ConfigError(f"published: over = {entry.over!r}: allowed: {', '.join((*self.axes, *WITHIN))}")

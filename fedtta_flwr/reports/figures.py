@@ -8,7 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtta_flwr.bench.spec import Labels
-from fedtta_flwr.reports.drawing import NARROW, PERCENT, SHARE, Curve, Draw, Mark, Strip, dots, lines, lines_size, png
+from fedtta_flwr.reports.drawing import (
+    MICRO,
+    NARROW,
+    SHARE,
+    Curve,
+    Draw,
+    Mark,
+    Strip,
+    dots,
+    lines,
+    lines_size,
+    png,
+    runs_of,
+)
 from fedtta_flwr.reports.layout import published, rows_and_columns, title
 from fedtta_flwr.reports.of_run import STRUCTURE
 from fedtta_flwr.reports.read import BenchOf, Run
@@ -16,6 +29,7 @@ from fedtta_flwr.reports.read import BenchOf, Run
 POINTS = 150  # of a curve: of more, neighbours are averaged
 MOST_GROUPS = 20  # with a curve, and so a colour, of their own
 MOST_ROWS = 12  # of corruptions below the curves
+MOST_SAID = 30  # corruptions of a group that the words name one by one
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
         curves = {
             i: _mean([_curve(run, score, range(len(run.clients))) for run in r], long[i]) for i, r in runs.items()
         }
-        figures += _over_time(f"time-{k + 1}", f"{score} over time{where}", PERCENT, names, curves, strip, when)
+        figures += _over_time(f"time-{k + 1}", f"{score} over time{where}", MICRO, names, curves, strip, when)
         grouped = {i: r for i, r in runs.items() if any(len(run.groups()) > 1 for run in r)}  # else all is within
         curves = {i: _mean([_of_lines(run, "within_group") for run in r], long[i]) for i, r in grouped.items()}
         figures += _over_time(f"within-{k + 1}", f"Weight within a group{where}", SHARE, names, curves, strip, when)
@@ -92,7 +106,7 @@ def run_figures(run: Run) -> list[Figure]:
         groups, names, by = [list(range(len(run.clients)))], ["all clients"], ""
     for score in run.scores():
         curves = {i: _thinned(*_curve(run, score, group)) for i, group in enumerate(groups)}
-        figures += _over_time(f"time-{score}", f"{score} over time{by}", PERCENT, names, curves, strip)
+        figures += _over_time(f"time-{score}", f"{score} over time{by}", MICRO, names, curves, strip)
     found = {i: _thinned(*_of_lines(run, key)) for i, key in enumerate(STRUCTURE)}
     names = list(STRUCTURE.values())
     return figures + _over_time("collaboration", "W over time", SHARE, names, found, strip)
@@ -130,7 +144,18 @@ def _over_time(
     of = [names[i] for i in known]
     spans = (f"{names[i]} mean {y.mean():.2f}, from {y.min():.2f} to {y.max():.2f}" for i, (_, y) in known.items())
     draw = lines(of, list(known.values()), strip, list(known), label, when)
-    return [figure(name, heading, f"{heading}, {label}: {'; '.join(spans)}", draw, lines_size(strip))]
+    text = f"{heading}, {label}: {'; '.join(spans)}{_who_saw_what(strip, when) if strip else ''}"
+    return [figure(name, heading, text, draw, lines_size(strip))]
+
+
+def _who_saw_what(strip: Strip, when: str) -> str:
+    """Return in words what is drawn below the curves, or how much that is where nobody would listen to it."""
+    texts = []
+    for group, row in zip(strip.groups, strip.domain, strict=True):
+        runs = runs_of(row)
+        saw = (f"{strip.domains[row[i]] if row[i] >= 0 else 'absent'} from {when} {i + 1}" for i, _ in runs)
+        texts.append(f"{group}: {', '.join(saw) if len(runs) <= MOST_SAID else f'{len(runs) - 1} shifts'}")
+    return f". Below, what each group saw: {'; '.join(texts)}"
 
 
 def _mark(bench: BenchOf, labels: Labels) -> Mark | None:

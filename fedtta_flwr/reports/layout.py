@@ -62,5 +62,6 @@ def published(bench: BenchOf, labels: Mapping[str, str]) -> tuple[float, Publish
 
 def published_within(bench: BenchOf, labels: Mapping[str, str], within: str) -> dict[str, Published]:
     """Return corruption (position, class, client) of a cell -> the entry with what was published for it."""
-    there = [e for e in bench.spec.published if e.over == within and e.at.items() <= labels.items()]
+    entries = [] if within in bench.spec.axes else bench.spec.published  # `over` is that axis then
+    there = [e for e in entries if e.over == within and e.at.items() <= labels.items()]
     return {name: entry for entry in reversed(there) for name in entry.values}

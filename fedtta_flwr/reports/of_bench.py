@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedtta_flwr.bench.spec import RUN_COLUMNS
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.claims import claims_table
 from fedtta_flwr.reports.layout import FLAG_NOTE, FLAGS, every_cell, note_of, published, rows_and_columns, title
@@ -73,7 +74,7 @@ def runs_table(bench: BenchOf) -> Table:
             found.append(("", name, None if cost is None else cost / unit))
         row = [*cell.labels.values(), str(cell.seed)]
         body += [[*row, score, metric, str(value)] for score, metric, value in found if value is not None]
-    heads = [*bench.spec.axes, "seed", "score", "metric", "value"]
+    heads = [*bench.spec.axes, *RUN_COLUMNS]
     return Table("runs", "Run by run", heads, body, labels=len(heads) - 1)
 
 

@@ -90,7 +90,7 @@ def bars(
         for i, (name, several, number) in enumerate(zip(names, values, colours, strict=True)):
             heights = [np.nan if value is None else value for value in several]
             place = np.arange(len(sets)) + (i - (len(names) - 1) / 2) * width
-            drawn = axes.bar(place, heights, width, color=colour(number), label=name)
+            drawn = axes.bar(place, heights, width, color=colour(number, dark), label=name)
             axes.bar_label(drawn, fmt="%.0f", fontsize=7)
         axes.set_xticks(range(len(sets)), sets)
         axes.set_ylabel("accuracy in %")
@@ -108,7 +108,7 @@ def ridges(weights: Arrays) -> Draw:
         parts = canvas.subplots(len(sets), 1, sharex=True, squeeze=False)[:, 0]
         for i, (axes, name, mean) in enumerate(zip(parts, sets, _means(weights), strict=True)):
             counts = weights["histogram"][i].sum(axis=0)
-            axes.stairs(counts / max(1, counts.sum()), edges, fill=True, color=colour(i), alpha=0.75)
+            axes.stairs(counts / max(1, counts.sum()), edges, fill=True, color=colour(i, dark), alpha=0.75)
             axes.axvline(mean, color=FAINT[dark], linestyle=":")
             axes.set_title(f"{name}, mean {mean:.2f}", fontsize=8, loc="left")
             axes.set_xlim(0, 1)

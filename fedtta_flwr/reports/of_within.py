@@ -24,7 +24,7 @@ def tables_within(bench: BenchOf) -> list[Table]:
     different corruptions at a time, or where something was published so.
     """
     together = all(len(run.groups()) == 1 for _, runs in every_cell(bench) for run in runs)
-    asked = any(entry.over == "position" for entry in bench.spec.published)
+    asked = "position" not in bench.spec.axes and any(entry.over == "position" for entry in bench.spec.published)
     metric = bench.spec.metric
     ways: dict[str, Callable[[Run, str], Values]] = {"corruption": _by("corruption", metric)}
     if asked or not together:
@@ -67,7 +67,7 @@ def clients_table(bench: BenchOf) -> Table:
             body.append([*labels.values(), *map(spread, spans)])
     axes = list(bench.spec.axes)
     heads = [*axes, "worst client", "median client", "best client", "mean of clients", "mean of clients' macro, all K"]
-    return Table("clients", f"{score} of the clients, in %", heads, body, labels=len(axes))
+    return Table("clients", f"{score} of the clients, micro, in %", heads, body, labels=len(axes))
 
 
 def positions(run: Run, score: str) -> list[float | None]:

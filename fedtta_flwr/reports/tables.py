@@ -23,8 +23,11 @@ LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "≥": r"$\geq$",
+    "≤": r"$\leq$",
     "|": r"\textbar{}",
 }
+GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi"
+LATEX |= {c: f"$\\{name}$" for c, name in zip("αβγδεζηθικλμνξπρστυφχψ", GREEK.split(), strict=True)}
 
 
 @dataclass(frozen=True)

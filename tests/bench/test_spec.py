@@ -127,6 +127,19 @@ def test_figures_over_corruptions_may_be_of_any_points() -> None:
     assert spec(**changes).published[0].values == {"frost": 1.0, "snow": 2.0}
 
 
+def test_an_axis_called_as_what_is_within_a_cell_goes_before_it() -> None:
+    made = spec(
+        config={"corruptions": "fog,snow"},
+        axes={"corruption": {"both": {}}, "strategy": {"A": {}}},
+        rows=["strategy"],
+        columns=["corruption"],
+        skip=[],
+        claims=[],
+        published=[{"over": "corruption", "values": {"both": 1.0}}],
+    )
+    assert made.published[0].values == {"both": 1.0}
+
+
 def test_quick_without_seeds_keeps_them() -> None:
     assert {cell.seed for cell in cells(spec(quick={"shift-length": 2}), {}, quick=True)} == {0, 1}
 
@@ -179,7 +192,11 @@ def test_a_cell_holds_its_whole_config() -> None:
         ({"seeds": [4, 4]}, "seeds = [4, 4]: allowed: each once"),
         (
             {"axes": {"seed": {"a": {}}, "strategy": {"b": {}}}, "rows": ["seed"], "columns": ["strategy"]},
-            "axes.seed: ",
+            "axes.seed: a column of tables/runs.csv has that name",
+        ),
+        (
+            {"axes": {"metric": {"a": {}}, "strategy": {"b": {}}}, "rows": ["metric"], "columns": ["strategy"]},
+            "axes.metric: ",
         ),
         ({"published": [{"over": "setting", "at": {"setting": "IID"}, "values": {}}]}, "`at` names a point of it"),
         (

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,19 @@ from fedtta_flwr.reports.read import BenchOf, CellOf, read_run
 
 
 def test_twenty_colours_differ() -> None:
-    assert len({tuple(drawing.colour(i)) for i in range(20)}) == 20
+    """And stand out from the page, three to one."""
+    for dark, page in ((False, (1.0, 1.0, 1.0)), (True, (0x0D / 255, 0x11 / 255, 0x17 / 255))):
+        colours = {tuple(drawing.colour(i, dark))[:3] for i in range(20)}
+        assert len(colours) == 20
+        for one in colours:
+            darker, lighter = sorted((_luminance(one), _luminance(page)))
+            assert (lighter + 0.05) / (darker + 0.05) >= 3, (dark, one)
+
+
+def _luminance(rgb: Sequence[float]) -> float:
+    """WCAG 2.1's relative luminance."""
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
 
 def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
@@ -37,7 +49,8 @@ def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Pa
     monkeypatch.setattr(figures, "MOST_GROUPS", 2)
     figure, _ = run_figures(run)
     assert figure.title == "post over time"
-    assert figure.text.startswith("post over time, accuracy in %: all clients mean ")
+    assert figure.text.startswith("post over time, micro accuracy in %: all clients mean ")
+    assert ". Below, what each group saw: client-00: absent from round 1; client-01: " in figure.text
     assert figure.light.startswith(b"\x89PNG")
     assert figure.light != figure.dark
 
@@ -82,7 +95,7 @@ def test_runs_with_rounds_of_other_lengths_are_drawn_over_slots(
     monkeypatch.setattr(figures, "lines", lambda *arguments: drawn.append(arguments) or drawing.lines(*arguments))
     bench_figures(BenchOf(tmp_path, make_spec(table, "every.toml"), {}, cells))
     names, curves, strip, _, label, when = drawn[0]
-    assert (names, strip, label, when) == (["one", "two"], None, drawing.PERCENT, "slot")
+    assert (names, strip, label, when) == (["one", "two"], None, drawing.MICRO, "slot")
     assert [x.tolist() for x, _ in curves] == [[1, 2, 3, 4], [2, 4]]
     drawn.clear()
     bench_figures(BenchOf(tmp_path, make_spec(table, "every.toml"), {}, cells[:1]))

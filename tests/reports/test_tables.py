@@ -73,6 +73,12 @@ def test_latex_is_escaped() -> None:
     assert r"\begin{tabular}{lrr}" in text
 
 
+def test_greek_is_no_stumbling_block_for_latex() -> None:
+    text = Table("name", "λ = 0.5", ["δ ≤ 1", "Δ"], [["a", "1"]]).latex()
+    assert r"\caption{$\lambda$ = 0.5}" in text
+    assert r"$\delta$ $\leq$ 1 & $\Delta$ \\" in text
+
+
 def test_html_is_escaped() -> None:
     text = TABLE.html()
     assert "<b>" not in text

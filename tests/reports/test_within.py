@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtta_flwr.bench.runner import FILE, cell_folder, open_bench
-from fedtta_flwr.bench.spec import cells, make_spec
+from fedtta_flwr.bench.spec import Published, cells, make_spec
 from fedtta_flwr.launch import run_local
 from fedtta_flwr.reports import of_within
 from fedtta_flwr.reports.of_within import tables_within
@@ -97,6 +97,18 @@ def test_corruptions(bench: Path, written: Path) -> None:
     assert (theirs["pixelate"], theirs["contrast"], difference["contrast"]) == ("70.00", "", "")
     assert float(difference["pixelate"]) == pytest.approx(accuracy["pixelate"] - 70, abs=0.006)
     assert "Published (1): why." in (written / "tables" / "by-corruption.md").read_text()
+
+
+def test_an_axis_called_client_is_the_main_tables_alone(bench: Path) -> None:
+    found = read_bench(bench)
+    axis = {"axes": {"client": found.spec.axes["length"]}, "rows": ["client"], "columns": []}
+    figures = [Published(over="client", values={"1": 60.0})]
+    spec = found.spec.model_copy(update=axis | {"published": figures})
+    renamed = [dataclasses.replace(cell, labels={"client": cell.labels["length"]}) for cell in found.cells]
+    made = dataclasses.replace(found, spec=spec, cells=renamed)
+    (by_client,) = (one for one in tables_within(made) if one.name == "by-client")
+    assert len(by_client.rows) == 2  # no row of published figures, which are of other clients
+    assert not by_client.notes
 
 
 def test_by_corruption_and_client_macro_where_the_spec_is(bench: Path) -> None:
