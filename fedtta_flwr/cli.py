@@ -50,7 +50,7 @@ def run(
     insecure: cli_deploy.Insecure = False,
 ) -> None:
     """Run a federation to the end of its streams."""
-    from fedtta_flwr.launch import run_deployment, run_flower, run_local
+    from fedtta_flwr.launch import forget_states, run_deployment, run_flower, run_local, with_states
     from fedtta_flwr.run_config import absolute_paths, read_overrides, resumed
 
     if engine not in ("local", "flower", "deployment"):
@@ -75,11 +75,12 @@ def run(
     if engine == "deployment":
         run_deployment(overrides, *cli_deploy.control_address(control, ca, insecure))
         return
-    overrides = absolute_paths(overrides)
+    overrides = with_states(absolute_paths(overrides))
     if engine == "local":
         run_local(overrides, nodes or 2)
     else:
         run_flower(overrides, nodes or 2, workers or 1)
+    forget_states(overrides)
 
 
 @app.command("list")

@@ -80,6 +80,11 @@ class RunConfig(BaseModel):
     strategy: str = Field("fedctta", description="how clients collaborate (`fedtta list`)")
     adapter: str = Field("bn-stats", description="how a client adapts (`fedtta list`)")
     head: str = Field("btfl", description="with task = tgfl: how the heads' predictions are combined (`fedtta list`)")
+    strategy_options: str = Field(
+        "", description="values of attributes of a strategy of your own: 'name=value name=value'; empty = its own"
+    )
+    adapter_options: str = Field("", description="the same of an adapter of your own")
+    head_options: str = Field("", description="the same of a head of your own")
     dataset: str = Field("digits", description="what the streams are made of (`fedtta list`)")
     data_dir: str = Field("", description="folder of the data set; empty where none is needed")
     image_size: Annotated[int, Field(ge=8, le=1024)] = Field(

@@ -1,6 +1,7 @@
 """Starting a run: in this process, through ``flwr run`` on a SuperLink of its own, or on one that devices joined."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from fedtta_flwr.processes import await_end, end_with_parent, stop
 from fedtta_flwr.runs import START_SECONDS, await_start, follow
 
 STOP_SECONDS = 20.0
+STATES = "states"  # in a run directory: what clients on this machine keep at home
 
 
 def app_root() -> Path:
@@ -38,6 +40,23 @@ def app_root() -> Path:
             f"(pip install -e .), or run from another folder"
         )
     return root
+
+
+def with_states(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return overrides in which clients on this machine keep their states beside the checkpoints that need them."""
+    config = RunConfig.from_flat(overrides)
+    if not config.checkpoint_every or config.state_dir or config.resume:
+        return dict(overrides)
+    from fedtta_flwr.reports.run_directory import run_path  # with torch: not before the config is known to be good
+
+    path = run_path(config)
+    return dict(overrides) | {"output-dir": str(path), "state-dir": str(path / STATES)}
+
+
+def forget_states(overrides: Mapping[str, Scalar]) -> None:
+    """Remove what `with_states` has had kept: a finished run is not resumed."""
+    if overrides.get("output-dir") and overrides.get("state-dir") == str(Path(str(overrides["output-dir"])) / STATES):
+        shutil.rmtree(str(overrides["state-dir"]), ignore_errors=True)
 
 
 def run_local(overrides: Mapping[str, Scalar], nodes: int) -> None:

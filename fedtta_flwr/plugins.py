@@ -38,15 +38,18 @@ def named(config: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def check_plugins(config: Mapping[str, Scalar]) -> None:
-    """Import what a flat run config names of the user's own.
+    """Import what a flat run config names of the user's own, and find out whether it takes what it is given.
 
     Raises
     ------
     ConfigError
-        If the operator has not allowed it, or it cannot be imported.
+        If the operator has not allowed it, it cannot be imported, or a class has no such attributes.
     """
-    for key, name in named(config).items():
-        resolve(key, name, KEYS[key])
+    own = named(config)
+    for key, known in KEYS.items():
+        options = str(config.get(f"{key}-options", ""))
+        if key in own or options:
+            resolve(key, str(config[key]), known, options)
 
 
 def plugin_fingerprints(config: Mapping[str, Scalar]) -> dict[str, str]:

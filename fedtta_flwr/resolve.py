@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
+from fedtta_flwr.own import check_taken, with_values
 from fedtta_flwr.processes import is_of_a_signal
 
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
@@ -55,28 +56,36 @@ def names_in(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> Any:
-    """Import and return the class behind a checked name.
+def resolve(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]], options: str = "") -> Any:
+    """Import and return the class behind a checked name; one of the user's own with the values of ``KIND-options``.
 
     Raises
     ------
     ConfigError
-        If the name is not allowed, or the import fails.
+        If the name is not allowed, the import fails, or the class has no such attributes.
     """
     check_name(kind, name, known)
+    if options and name in known:
+        raise ConfigError(
+            f"{kind}-options = {options!r}: for a {kind} of your own only, but {kind} = {name!r} ships; its "
+            f"options are keys of their own (`fedtta list keys`)"
+        )
     target = known[name][0] if name in known else name
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a package of the user's own may raise anything, and end by itself
         if is_of_a_signal(error):
             raise
         absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         remedy = "; install it (pip install -e its folder), or put it on PYTHONPATH" if absent else ""
         raise ConfigError(f"{kind} = {name!r}: cannot be imported: {in_words(error)}{remedy}") from error
+    return with_values(kind, found, options) if options and isinstance(found, type) else found
 
 
-def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any) -> Any:
+def make(
+    kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type, *arguments: Any, options: str = ""
+) -> Any:
     """Return an object of the class behind a checked name.
 
     Parameters
@@ -91,16 +100,22 @@ def make(kind: str, name: str, known: Mapping[str, tuple[str, ...]], base: type,
         What the class must be a subclass of.
     *arguments
         Of its constructor.
+    options : str
+        Values of attributes, for one of the user's own.
 
     Raises
     ------
     ConfigError
         If the name is not allowed, the import fails, what it names is no such class, or one of the user's own raises.
     """
-    found = resolve(kind, name, known)
+    found = resolve(kind, name, known, options)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{kind} = {name!r}: no subclass of {base.__module__}.{base.__name__}; make it one")
-    return found(*arguments) if name in known else call(kind, name, found, *arguments)
+    if name in known:
+        return found(*arguments)
+    made = call(kind, name, found, *arguments)
+    check_taken(kind, name, made)
+    return made
 
 
 def frames_of(name: str, error: BaseException) -> list[TracebackType]:

@@ -42,7 +42,8 @@ def make_strategy(config: RunConfig) -> PersonalizedStrategy:
         strategy = TGFL(config)
     else:
         with seeded(torch.device("cpu"), config.seed, "strategy"):
-            strategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config)
+            own = config.strategy_options
+            strategy = make("strategy", config.strategy, STRATEGIES, PersonalizedStrategy, config, options=own)
     if getattr(strategy, "config", None) is not config:
         raise ConfigError(f"strategy = {config.strategy!r}: __init__ must call super().__init__(config)")
     if strategy.one_for_all and config.weight_cap < 1:
@@ -191,6 +192,11 @@ def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:
     strategy.network = begin.model  # of which it needs to know more than an own `prepare` may tell it
     with plugin_code(strategy.config.strategy):
         strategy.prepare(begin)
+    if strategy.network is not begin.model:
+        raise ConfigError(
+            f"strategy = {strategy.config.strategy!r}: prepare set self.network, which {PersonalizedStrategy.__name__} "
+            f"needs itself; choose another name"
+        )
     check_requests(strategy)
     if strategy.objectives and not takes_gradient_steps(begin):
         terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))

@@ -77,7 +77,7 @@ class HeadBench:
         self.device = choose_device(config.device)
         self.data = open_benchmark(config)
         self.classes = self.data.classes
-        method = resolve("head", config.head, HEADS)
+        method = resolve("head", config.head, HEADS, config.head_options)
         if not (isinstance(method, type) and issubclass(method, Predictor)):
             raise ConfigError(f"head = {config.head!r}: no subclass of fedtta_flwr.heads.base.Predictor; make it one")
         self.method: type[Predictor] = method

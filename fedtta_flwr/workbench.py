@@ -268,7 +268,8 @@ def make_adapter(config: RunConfig, model: nn.Module) -> Adapter:
     ConfigError
         If the name is not one of an adapter, or the adapter cannot work with this model.
     """
-    adapter: Adapter = make("adapter", config.adapter, ADAPTERS, Adapter, model, config.options(config.adapter))
+    own, options = config.adapter_options, config.options(config.adapter)
+    adapter: Adapter = make("adapter", config.adapter, ADAPTERS, Adapter, model, options, options=own)
     if not hasattr(adapter, "_check"):
         raise ConfigError(f"adapter = {config.adapter!r}: __init__ must call super().__init__(model, options)")
     return adapter

@@ -49,6 +49,7 @@ class Adapter(ABC):
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
+        before = set(vars(self))
         self.model = model.eval().requires_grad_(False)
         self.options = options
         self.steps = self.rolled_back = 0
@@ -64,6 +65,7 @@ class Adapter(ABC):
         self._initial: State = {}
         self._growing: set[str] = set()
         self._backup: list[Tensor] = []
+        self._begun = {name: value for name, value in vars(self).items() if name not in {*before, "model"}}
 
     @abstractmethod
     def select(self) -> State:

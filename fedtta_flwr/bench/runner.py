@@ -28,7 +28,6 @@ from fedtta_flwr.strategies.checkpoint import FILE as CHECKPOINT
 FILE = "bench.json"
 POLL = 0.5  # seconds between two looks at the running cells
 STOP_SECONDS = 20.0
-STATES = "states"  # in a run directory: what the clients keep at home
 #: keys that say what a run needs before it can begin
 NEEDS = ("task", "dataset", "data-dir", "stream", "model", "checkpoint", "adapter", "head")
 EVERY = 25  # rounds between two checkpoints, where the run config names no other number
@@ -280,20 +279,20 @@ def _fault(folder: Path, ended: Running) -> str:
 
 def main() -> None:
     """Run one cell: BENCH CELL."""
-    from fedtta_flwr.launch import run_local
+    from fedtta_flwr.launch import forget_states, run_local, with_states
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
     (cell,) = [c for c in json.loads((folder / FILE).read_text())["cells"] if c["id"] == name]
     own = cell_folder(folder, name).absolute()
     config = cell["config"] | {"output-dir": str(own)}
-    config["state-dir"] = config["state-dir"] or str(own / STATES)
     config["checkpoint-every"] = config["checkpoint-every"] or EVERY
+    config = with_states(config)
     if (own / CHECKPOINT).is_file():
         config["resume"] = str(own)
     as_command(lambda: run_local(config, nodes=1))
     if not cell["config"]["checkpoint-every"]:  # nobody has asked for it
         (own / CHECKPOINT).unlink(missing_ok=True)
-    shutil.rmtree(own / STATES, ignore_errors=True)
+    forget_states(config)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.heads.base import NEEDS, SHARED, VALIDATION, Predictor, ask
 from fedtta_flwr.heads.training import Epoch, TwoHeads, fitted, statistics
 from fedtta_flwr.options import Options
-from fedtta_flwr.registry import HEADS
-from fedtta_flwr.resolve import make
+from fedtta_flwr.own import check_taken
+from fedtta_flwr.resolve import call
 
 
 def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads, batches: Epoch, clients: int) -> None:
@@ -48,7 +48,8 @@ def try_out(name: str, method: type[Predictor], options: Options, net: TwoHeads,
     found = statistics(net, lambda: [(x, labels)], {*needs, *means, *VALIDATION})
     found |= {name: found[own] for own, name in {**VALIDATION, **means}.items()}
     found["clients"] = torch.tensor(float(clients)).to(x)
-    predictor: Predictor = make("head", name, HEADS, Predictor, fitted(deepcopy(net), found), options)
+    predictor: Predictor = call("head", name, method, fitted(deepcopy(net), found), options)
+    check_taken("head", name, predictor)
     if not hasattr(predictor, "fitted"):
         raise ConfigError(f"head = {name!r}: __init__ must call super().__init__(fitted, options)")
     predictor.identity = (0, "trial")

@@ -229,7 +229,11 @@ class RunDirectory:
 
     def again(self) -> str:
         """Return what is to be done where the run has ended too early."""
-        return f"`fedtta run --resume {self.path}`" if (self.path / CHECKPOINT).exists() else "run it again"
+        if (self.path / CHECKPOINT).exists():
+            return f"`fedtta run --resume {self.path}`"
+        if not (self.path / "config.json").exists():
+            return "run it again"
+        return "run it anew, in another folder: there is no checkpoint yet to go on from (checkpoint-every)"
 
     @contextmanager
     def _needed(self) -> Iterator[None]:

@@ -58,6 +58,7 @@ class PersonalizedStrategy(Method, Strategy):
     """
 
     def __init__(self, config: RunConfig) -> None:
+        before = set(vars(self))
         super().__init__(config)
         self.observers: list[Observer] = []
         self.checkpoints: Checkpoints | None = None
@@ -68,6 +69,7 @@ class PersonalizedStrategy(Method, Strategy):
         self._resuming: set[str] = set()
         self._left_out: set[str] = set()  # named as such in the log, and not back yet
         self._far, self._silent = False, 0  # whether nodes come and go; rounds in a row in which nobody was reached
+        self._begun = {name: value for name, value in vars(self).items() if name not in before}
 
     # ------------------------------------------------------------------------------------------- Flower's interface
 

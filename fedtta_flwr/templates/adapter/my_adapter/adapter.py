@@ -22,7 +22,7 @@ class MyAdapter(Adapter):
     model : nn.Module
         The source model.
     options : Options
-        Empty: the run config has no table for a method of your own.
+        Empty: a method of your own has attributes, which ``adapter-options`` of the run config gives other values.
 
     Raises
     ------
@@ -30,7 +30,7 @@ class MyAdapter(Adapter):
         If the model has no bias.
     """
 
-    #: step size of SGD
+    #: step size of SGD; ``adapter-options = "learning-rate=0.01"`` in the run config sets another
     learning_rate = 1e-3
 
     def __init__(self, model: nn.Module, options: Options) -> None:

@@ -15,7 +15,8 @@ class MyStrategy(PersonalizedStrategy):
     adapter whose means do not travel, m is all that does.
     """
 
-    #: T: the smaller, the less clients take from others
+    #: T: the smaller, the less clients take from others; ``strategy-options = "temperature=0.1"`` in the run config
+    #: sets another
     temperature = 0.05
 
     def collaboration_matrix(self, updates: Updates) -> Tensor:
