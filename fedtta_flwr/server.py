@@ -16,6 +16,7 @@ from fedtta_flwr.data.build import check_data, image_form
 from fedtta_flwr.descriptors import form_of
 from fedtta_flwr.errors import ConfigError, StorageError
 from fedtta_flwr.files import locked
+from fedtta_flwr.models.own import build_own
 from fedtta_flwr.models.source import EMBEDDED_MODEL, load_source
 from fedtta_flwr.models.trial import try_network, try_own
 from fedtta_flwr.plugins import is_own, plugin_code, plugin_fingerprints
@@ -76,6 +77,13 @@ def check_inputs(config: RunConfig) -> tuple[Adapter | HeadBench, Roster]:
         image = torch.rand(1, 3, *form, generator=torch_rng(config.seed, "trial"))
         (try_own if is_own(config.model) else try_network)(config.model, model, image, classes)
     roster = Roster(classes=classes, model=fingerprint_of(model))  # before an adapter changes the model
+    if is_own(config.model) and not config.checkpoint and _is_drawn(config, classes, roster.model):
+        log(
+            WARNING,
+            "model = %r: draws weights at random and checkpoint is empty: a network that was not trained predicts; "
+            "name its .safetensors file",
+            config.model,
+        )
     adapter = make_adapter(config, model)
     if form:
         with plugin_code(config.adapter):
@@ -119,6 +127,11 @@ def check_requests(strategy: PersonalizedStrategy) -> None:
         check_terms(terms_from(strategy.objectives), strategy.network)
     except ConfigError as error:
         raise ConfigError(f"strategy = {strategy.config.strategy!r}: {error}") from None
+
+
+def _is_drawn(config: RunConfig, classes: int, model: str) -> bool:
+    """Return whether a network of the user's own, of this fingerprint, comes out otherwise with another seed."""
+    return fingerprint_of(build_own(config.model_copy(update={"seed": config.seed + 1}), classes)) != model
 
 
 @contextmanager

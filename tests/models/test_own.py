@@ -242,6 +242,19 @@ def test_what_the_function_returns_is_not_changed(run_local: Callable[..., Any])
     assert first.summary["accuracy"] == second.summary["accuracy"]
 
 
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "said"), [("drawn", False, 1), ("drawn", True, 0), ("shipped", False, 0)]
+)
+def test_weights_that_are_drawn_are_warned_of(
+    warned: list[str], tmp_path: Path, name: str, checkpoint: bool, said: int
+) -> None:
+    """Unless a checkpoint takes their place: nobody wants the predictions of a network that was not trained."""
+    path = tmp_path / "net.safetensors"
+    save_file(build("cnn", 10, mean=(0.5,) * 3, std=(0.25,) * 3).state_dict(), path)
+    check_inputs(config(name, adapter="source", checkpoint=str(path) if checkpoint else ""))
+    assert sum("draws weights at random and checkpoint is empty" in line for line in warned) == said
+
+
 def test_the_trial_is_no_constant_image() -> None:
     check_inputs(config("PerImage"))
 
