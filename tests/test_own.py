@@ -11,7 +11,7 @@ from torch import nn
 
 from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.launch import forget_states, with_states
 from fedtta_flwr.own import declared, with_values
 from fedtta_flwr.plugins import check_plugins
@@ -40,11 +40,22 @@ class Mine(PersonalizedStrategy):
         super().__init__(config)
         self.begun_with = self.temperature
 
+    def metrics(self):
+        return {"temperature": torch.tensor(self.temperature), "none": float("nan")}
+
     def collaboration_matrix(self, updates):
         return torch.softmax(torch.eye(len(updates)) / self.temperature, 1)
 
 class Heir(Mine):
     mode = "sharp"
+
+class Wordy(Mine):
+    def metrics(self):
+        return {"mode": self.mode}
+
+class Listing(Mine):
+    def metrics(self):
+        return [self.temperature]
 
 class Start(Mine):
     start = 1.0
@@ -168,9 +179,18 @@ def test_a_run_with_values_is_recorded_and_differs(own: Any, run_local: Callable
     keys = {"strategy": f"{MODULE}:Mine", "adapter": f"{MODULE}:MyAdapter", "adapter-options": "rounds-to-wait=1"}
     runs = [run_local(**keys, **{"strategy-options": text}) for text in ("", "temperature=0.01")]
     assert '"strategy-options": "temperature=0.01"' in (runs[1].path / "config.json").read_text()
+    own = [[line["own"] for line in run.lines()] for run in runs]
+    assert own[0] == [{"temperature": 1.0, "none": None}] * len(own[0])
+    assert own[1][0]["temperature"] == pytest.approx(0.01)
     weights = [line["collaboration"]["self_weight"] for run in runs for line in run.lines()[:1]]
     n = int(runs[0].lines()[0]["clients"])
     assert weights == pytest.approx([torch.e / (torch.e + n - 1), 1.0], rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "found"), [("Wordy", "str for 'mode'"), ("Listing", "list")])
+def test_metrics_are_numbers_by_name(own: Any, run_local: Callable[..., Any], name: str, found: str) -> None:
+    with pytest.raises(FederationError, match=f"round 1: {name}.metrics returned {found}, expected numbers by name"):
+        run_local(strategy=f"{MODULE}:{name}")
 
 
 def test_a_head_has_values_too(own: Any, run_local: Callable[..., Any]) -> None:

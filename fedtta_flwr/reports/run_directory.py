@@ -150,6 +150,7 @@ class RunDirectory:
             "loss": round_.loss,
             "accuracy": self._timeline.accuracy(round_.number),
             "collaboration": found,
+            "own": round_.own,
             "bytes": {"up": round_.bytes_up, "down": round_.bytes_down},
             "seconds": {key: round(value, 6) for key, value in round_.seconds.items()},
             "time": _now(),

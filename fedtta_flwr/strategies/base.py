@@ -169,6 +169,7 @@ class PersonalizedStrategy(Method, Strategy):
                 if self.one_for_all:  # one copy, which is sent to a node, and saved, once
                     mixed = {name: t[:1].clone().expand_as(t) for name, t in mixed.items()}
                 self._keep(updates.clients, mixed)
+                self._round.own = self.measured()
             else:
                 unmixed, instead = self.unmixed(updates)
                 log(

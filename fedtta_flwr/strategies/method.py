@@ -1,5 +1,6 @@
 """What a method can override: who is asked for what, and what is made of the answers."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -111,6 +112,34 @@ class Method(ABC):
 
     def load_memory(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027 - most remember nothing
         """Install what `memory` returned."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers of the method's own on the round that has just been mixed, for its log and trackers."""
+        return {}
+
+    def measured(self) -> dict[str, float | None]:
+        """Return what `metrics` returns; None for a number that is not finite.
+
+        Raises
+        ------
+        FederationError
+            If it is something else than numbers by name.
+        """
+        found: object = self.metrics()
+        where = f"{self.where()}{type(self).__name__}.metrics returned"
+        if not isinstance(found, Mapping):
+            raise FederationError(f"{where} {type(found).__name__}, expected numbers by name: return a dict")
+        numbers = dict[str, float | None]()
+        for name, value in found.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError, RuntimeError):  # of a tensor of several numbers
+                raise FederationError(
+                    f"{where} {type(value).__name__} for {name!r}, expected numbers by name; make it one, e.g. by "
+                    f"float()"
+                ) from None
+            numbers[str(name)] = number if math.isfinite(number) else None
+        return numbers
 
     def remembered(self) -> State:
         """Return what `memory` returns.

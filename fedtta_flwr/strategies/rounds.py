@@ -60,6 +60,8 @@ class Round:
         Client -> share of one class in its predictions lately; of those that have predicted enough.
     losses : dict of str to float
         Client -> mean loss of its training, where two heads are trained.
+    own : dict of str to float or None
+        What the method says of itself; None for what is not finite.
     clipped : tuple of str
         Clients whose change was scaled down.
     forgot : tuple of str
@@ -89,6 +91,7 @@ class Round:
     undone: dict[str, int] = field(default_factory=dict)
     largest_share: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
+    own: dict[str, float | None] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
     forgot: tuple[str, ...] = ()
     bytes_up: int = 0

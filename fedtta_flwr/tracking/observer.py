@@ -82,6 +82,7 @@ class Tracking:
             "bytes": line["bytes"],
             "seconds": line["seconds"],
             "collaboration": line["collaboration"],
+            "own": line.get("own", {}),
             "predictions": {
                 "largest_share": line["predictions"]["largest_share"],
                 "collapsed": len(line["predictions"]["collapsed"]),
