@@ -1,4 +1,4 @@
-"""How the figures of a report are drawn: matplotlib, once for light and once for dark pages, on nothing."""
+"""How the figures of a report are drawn: matplotlib, for light and for dark pages and for papers, on nothing."""
 
 import io
 import itertools
@@ -38,8 +38,8 @@ class Strip:
     groups: list[str]
 
 
-def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
-    """Return a drawing of `size` in inches as PNG.
+def drawn(draw: Draw, size: tuple[float, float], *formats: str, dark: bool) -> list[bytes]:
+    """Return a drawing of `size` in inches in each format, ``png`` or ``pdf``.
 
     Raises
     ------
@@ -56,11 +56,17 @@ def png(draw: Draw, size: tuple[float, float], *, dark: bool) -> bytes:
     settings |= {"axes.labelcolor": ink, "axes.edgecolor": FAINT[dark], "axes.facecolor": "none", "font.size": 9}
     settings |= {"axes.spines.top": False, "axes.spines.right": False, "legend.labelcolor": ink}
     settings |= {"text.parse_math": False}  # names come from outside
+    settings |= {"pdf.fonttype": 42}  # TrueType: many a publisher refuses the default, Type 3
     with rc_context(settings):
         canvas = Canvas(figsize=size, layout="constrained")
         draw(canvas, dark)
-        output = io.BytesIO()
-        canvas.savefig(output, format="png", dpi=160, transparent=True)
+        return [_saved(canvas, kind) for kind in formats]
+
+
+def _saved(canvas: Any, kind: str) -> bytes:
+    output = io.BytesIO()
+    undated = {"CreationDate": None} if kind == "pdf" else None  # the same drawing is the same file
+    canvas.savefig(output, format=kind, dpi=160, transparent=True, metadata=undated)
     return output.getvalue()
 
 
@@ -121,6 +127,7 @@ def lines(
         columns = min(len(names), 4)
         parts[0].legend(frameon=False, fontsize=8, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         parts[-1].set_xlabel(when)
+        parts[-1].locator_params(axis="x", integer=True)  # there is no round 1.5
         if strip is None:
             return
         marks = np.flatnonzero(shifts(strip.domain.T).any(axis=1)) + 0.5

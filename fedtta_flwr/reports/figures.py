@@ -17,9 +17,9 @@ from fedtta_flwr.reports.drawing import (
     Mark,
     Strip,
     dots,
+    drawn,
     lines,
     lines_size,
-    png,
     runs_of,
 )
 from fedtta_flwr.reports.layout import published, rows_and_columns, title
@@ -34,7 +34,7 @@ MOST_SAID = 30  # corruptions of a group that the words name one by one
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, drawn twice.
+    """A figure, drawn for pages and for papers.
 
     Attributes
     ----------
@@ -44,6 +44,8 @@ class Figure:
         What it shows, in words, for who does not see it.
     light, dark : bytes
         PNG.
+    vector : bytes
+        The light one as PDF.
     width : int
         On a page, in CSS pixels.
     """
@@ -53,6 +55,7 @@ class Figure:
     text: str
     light: bytes
     dark: bytes
+    vector: bytes
     width: int
 
 
@@ -70,8 +73,8 @@ def accuracy_figures(bench: BenchOf) -> list[Figure]:
             marks = [_mark(bench, rows[i] | column) for i in there]
             text = "; ".join(f"{name} {np.mean(v):.2f} %" for name, v in zip(names, known, strict=True))
             size = (NARROW, 0.9 + 0.36 * len(names))
-            drawn = dots(names, known, marks, there)
-            figures.append(figure(f"accuracy-{k + 1}", f"{score}{of_column(column)}", text, drawn, size))
+            draw = dots(names, known, marks, there)
+            figures.append(figure(f"accuracy-{k + 1}", f"{score}{of_column(column)}", text, draw, size))
     return figures
 
 
@@ -124,8 +127,10 @@ def group_name(run: Run, group: Sequence[int]) -> str:
 
 
 def figure(name: str, heading: str, text: str, draw: Draw, size: tuple[float, float]) -> Figure:
-    """Return a figure, drawn for light and for dark pages."""
-    return Figure(name, heading, text, png(draw, size, dark=False), png(draw, size, dark=True), round(96 * size[0]))
+    """Return a figure, drawn for light and for dark pages, and for papers."""
+    light, vector = drawn(draw, size, "png", "pdf", dark=False)
+    (dark,) = drawn(draw, size, "png", dark=True)
+    return Figure(name, heading, text, light, dark, vector, round(96 * size[0]))
 
 
 def _over_time(

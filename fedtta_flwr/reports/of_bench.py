@@ -56,10 +56,12 @@ def main_table(bench: BenchOf) -> Table:
                 notes.setdefault(entry.note, []).append(title(row | column))
         body.append([*row.values(), *cells])
     seeds = sorted({cell.seed for cell in bench.cells})
-    spread_of = f"mean ± standard deviation over up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    fewer = _fewer(bench, seeds)
+    over = f"over {'up to ' if fewer else ''}{len(seeds)} seeds"
+    spread_of = f"mean ± standard deviation {over}" if len(seeds) > 1 else "one seed"
     about = f"{spec.score}, {METRICS[spec.metric]}, in %; {spread_of}."
     extra = [FLAG_NOTE, *(note_of(note, where) for note, where in notes.items())] if any(known) else []
-    extra += [*_fewer(bench, seeds), *_of_several_codes(bench)]
+    extra += [*fewer, *_of_several_codes(bench)]
     return Table("main", spec.title, [*spec.rows, *heads], body, labels=len(spec.rows), notes=[about, *extra])
 
 

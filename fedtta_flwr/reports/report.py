@@ -23,7 +23,7 @@ from fedtta_flwr.reports.tables import Table
 
 WRITTEN = "files.json"  # names the others
 #: what they are called: a list may come from somebody else, and must not remove anything beyond a report
-EARLIER = re.compile(r"tables/[a-z0-9-]+\.(md|csv|tex)|[a-z0-9-]+\.png")
+EARLIER = re.compile(r"tables/[a-z0-9-]+\.(md|csv|tex)|[a-z0-9-]+\.(png|pdf)")
 MOST_MATRICES = 12  # on one page
 MOST_GROUPS = 12  # named one by one
 SAME = 1e-6  # weights that differ by less are the same
@@ -45,7 +45,7 @@ def write_report(path: Path, output: Path) -> tuple[Path, list[str]]:
     Returns
     -------
     page : Path
-        ``report.html``; beside it the figures as PNG, and a folder ``tables``.
+        ``report.html``; beside it the figures as PNG and PDF, and a folder ``tables``.
     faults : list of str
         What is missing in it, and why.
 
@@ -84,7 +84,8 @@ def _write_all(source: Run | BenchOf, output: Path) -> list[str]:
     if isinstance(source, BenchOf):
         files[output / "tables" / "runs.csv"] = runs_table(source).csv().encode()
     for figure in figures:
-        files |= {output / f"{figure.name}.png": figure.light, output / f"{figure.name}-dark.png": figure.dark}
+        endings = ((".png", figure.light), ("-dark.png", figure.dark), (".pdf", figure.vector))
+        files |= {output / f"{figure.name}{ending}": content for ending, content in endings}
     _replace_earlier(output, [str(file.relative_to(output)) for file in files])
     files[output / "report.html"] = page(heading, facts, _sections(tables, figures, matrices, faults)).encode()
     for file, content in files.items():

@@ -87,14 +87,17 @@ class Table:
         return output.getvalue()
 
     def latex(self) -> str:
-        """Return a booktabs tabular in a table."""
+        """Return a float with a booktabs tabular; the notes end its caption, a line each, to be taken out by itself."""
         align = "l" * self.labels + "r" * (len(self.columns) - self.labels)
-        # After \\ a row that begins with [ or * would be an option of it.
-        body = ["{}" * row[0].startswith(("[", "*")) + " & ".join(map(_tex, row)) + r" \\" for row in self.rows]
-        head = " & ".join(map(_tex, self.columns)) + r" \\"
-        lines = [r"\begin{table}", rf"\caption{{{_tex(self.title)}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
-        lines += [head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-        return "\n".join([*lines, *(f"% {' '.join(note.split())}" for note in self.notes)]) + "\n"
+        # After a rule or \\ a row that begins with [ or * would be an option of it.
+        head, *body = (
+            "{}" * row[0].startswith(("[", "*")) + " & ".join(map(_tex, row)) + r" \\"
+            for row in (self.columns, *self.rows)
+        )
+        caption = "\n".join(map(_tex, (f"{self.title.rstrip('.')}.", *self.notes)))
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{self.name}}}"]
+        lines += [rf"\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+        return "\n".join([*lines, r"\end{tabular}", r"\end{table}"]) + "\n"
 
     def html(self) -> str:
         """Return an HTML table that can be scrolled sideways by itself."""

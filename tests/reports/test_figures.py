@@ -53,6 +53,7 @@ def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Pa
     assert ". Below, what each group saw: client-00: absent from round 1; client-01: " in figure.text
     assert figure.light.startswith(b"\x89PNG")
     assert figure.light != figure.dark
+    assert figure.vector.startswith(b"%PDF")
 
 
 def test_long_curves_are_averaged_evenly() -> None:

@@ -21,7 +21,7 @@ from fedtta_flwr.launch import run_local
 from fedtta_flwr.reports.of_run import METRICS
 from fedtta_flwr.reports.of_within import positions
 from fedtta_flwr.reports.read import Run, read_bench, read_run
-from fedtta_flwr.reports.report import write_report
+from fedtta_flwr.reports.report import WRITTEN, write_report
 from tests.conftest import TINY
 from tests.reports.conftest import table
 
@@ -100,7 +100,9 @@ def test_the_main_table(bench: Path, written: Path) -> None:
     assert rows["FedAvg"]["NIID Δ"] == ""  # an invalid figure is no target
     assert rows["FedTSA"]["NIID"] == rows["FedTSA"]["IID"] == ""
     assert "IID published" not in rows["Local"]
-    assert "61.45!" in (written / "tables" / "main.md").read_text()
+    text = (written / "tables" / "main.md").read_text()
+    assert "61.45!" in text
+    assert "standard deviation over 2 seeds." in text  # of what has run
 
 
 def test_figures_of_what_is_never_run_are_there_and_what_several_codes_have_made_is_named(
@@ -222,6 +224,10 @@ def test_the_page_is_one_file_and_escaped(written: Path) -> None:
     assert "default-src 'none'" in page
     names = {path.name for path in written.iterdir()}
     assert {"accuracy-1.png", "accuracy-1-dark.png", "within-1.png", "time-1.png", "time-2-dark.png"} <= names
+    dark = {path.name.removesuffix("-dark.png") for path in written.glob("*-dark.png")}
+    assert {path.stem for path in written.glob("*.pdf")} == dark  # and a vector figure of each
+    listed = json.loads((written / WRITTEN).read_text())
+    assert {name for name in names if name.endswith((".png", ".pdf"))} < set(listed)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.glob("*.png"))
 
 

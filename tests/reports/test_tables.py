@@ -69,13 +69,21 @@ def test_latex_is_escaped() -> None:
         in text
     )
     assert r"Local &  & $\geq$ $-$3.00 \\" in text
-    assert r"\caption{A title with 50 \% and \textless{}i\textgreater{}}" in text
     assert r"\begin{tabular}{lrr}" in text
+
+
+def test_latex_is_a_float_that_says_what_the_notes_say() -> None:
+    begin = [r"\begin{table}", r"\centering", r"\caption{A title with 50 \% and \textless{}i\textgreater{}."]
+    begin += [r"a note\_}", r"\label{tab:t}", r"\begin{tabular}{lrr}", r"\toprule"]
+    lines = TABLE.latex().splitlines()
+    assert lines[: len(begin)] == begin
+    assert lines[-3:] == [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    assert r"\caption{A title.}" in Table("name", "A title.", ["a"], [["b"]]).latex()
 
 
 def test_greek_is_no_stumbling_block_for_latex() -> None:
     text = Table("name", "λ = 0.5", ["δ ≤ 1", "Δ"], [["a", "1"]]).latex()
-    assert r"\caption{$\lambda$ = 0.5}" in text
+    assert r"\caption{$\lambda$ = 0.5.}" in text
     assert r"$\delta$ $\leq$ 1 & $\Delta$ \\" in text
 
 
@@ -88,6 +96,7 @@ def test_html_is_escaped() -> None:
 
 
 def test_a_latex_row_does_not_begin_with_an_option() -> None:
-    r"""What follows `\\\\` in square brackets is a length, and a star belongs to it."""
-    table = Table("t", "", ["a", "b"], [["[1em]", "1"], ["*", "2"], ["one\n\ntwo", "[3]"]])
-    assert table.latex().split("\n")[6:9] == [r"{}[1em] & 1 \\", r"{}* & 2 \\", r"one two & [3] \\"]
+    r"""What follows `\\\\` or a rule in square brackets is a length, and a star belongs to it."""
+    table = Table("t", "", ["[a]", "b"], [["[1em]", "1"], ["*", "2"], ["one\n\ntwo", "[3]"]])
+    rows = [line for line in table.latex().splitlines() if line.endswith(r"\\")]
+    assert rows == [r"{}[a] & b \\", r"{}[1em] & 1 \\", r"{}* & 2 \\", r"one two & [3] \\"]
