@@ -12,7 +12,15 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from fedtta_flwr.data.checks import check_streams
@@ -303,6 +311,14 @@ class RunConfig(BaseModel):
     def _tracking(cls, value: str) -> str:
         return _checked_list("tracking", value, tuple(TRACKERS), may_be_empty=True)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(data)
+        except ValidationError as error:
+            raise ConfigError(_one_line(error)) from None
+
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         if self.clients and len(self.clients.split(",")) != self.num_clients:
@@ -348,10 +364,7 @@ class RunConfig(BaseModel):
             table, dot, _ = key.partition(".")
             if "_" in key or not key.isprintable() or (dot and table in flat):
                 raise ConfigError(f"{key!r}: {_unknown(key)}")
-        try:
-            config = cls.model_validate(nested)
-        except ValidationError as error:
-            raise ConfigError(_one_line(error)) from None
+        config = cls.model_validate(nested)
         for key, value in flat.items():
             if isinstance(value, int) and value >= 2**63:  # nor would Flower send it
                 raise ConfigError(f"{key} = {value}: allowed: whole numbers of 64 bits, below {2**63}")
@@ -471,9 +484,26 @@ def differing_key(wanted: Mapping[str, Scalar], ran: Mapping[str, Scalar]) -> st
 
 def _unknown(key: str) -> str:
     """Return what is to be said of a key that there is not."""
-    near = get_close_matches(key, RunConfig().to_flat(), n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
+    known = list(RunConfig().to_flat())
+    table = key[: key.find(".") + 1]
+    own = [other for other in known if table and other.startswith(table)]
+    table = table if own else ""
+    # What all keys of a table begin with makes none of them likelier.
+    near = get_close_matches(key.removeprefix(table), [other.removeprefix(table) for other in own or known], n=1)
+    if own and not near:
+        return f"unknown key; allowed: {', '.join(own)} (`fedtta list keys` explains them)"
+    meant = f"did you mean {table}{near[0]}? " if near else ""
     return f"unknown key; {meant}`fedtta list keys` prints the allowed ones"
+
+
+def _both_bounds(key: str) -> str:
+    """Return the range of a key that has two bounds: `1 to 5`, `above 0 to 1`; nothing for others."""
+    table, dot, inner = key.partition(".")
+    part = type(RunConfig.model_fields[table.replace("-", "_")].default) if dot else RunConfig
+    schema = part.model_json_schema()["properties"][kebab(inner or table)]  # a script may give a field's name
+    words = {"minimum": "", "exclusiveMinimum": "above ", "maximum": "", "exclusiveMaximum": "below "}
+    bounds = [f"{word}{schema[name]}" for name, word in words.items() if name in schema]
+    return " to ".join(bounds) if len(bounds) == 2 else ""
 
 
 def _one_line(error: ValidationError) -> str:
@@ -488,6 +518,9 @@ def _one_line(error: ValidationError) -> str:
         text = f"{key}: {_unknown(key)}"
     else:
         wanted = ", or ".join(fault["msg"].replace("Input should be ", "") for fault in tried)
+        wanted = wanted.replace("a valid boolean", "true or false")
+        if first["type"].startswith(("greater_than", "less_than")):
+            wanted = _both_bounds(key) or wanted
         if first["type"] == "string_pattern_mismatch":  # the pattern is for the machine
             wanted = str(RunConfig.model_fields[key.replace("-", "_")].description)
         if first["type"] == "model_type":

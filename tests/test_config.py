@@ -32,7 +32,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "classes": [(-1, "0"), (100_001, "100000"), (2.5, "integer")],
     "model": [(8, "string"), ("resnet9", "resnet8, resnet20")],
     "checkpoint": [(0, "string")],
-    "legacy-no-norm": [(1, "boolean"), ("true", "boolean")],
+    "legacy-no-norm": [(1, "true or false"), ("true", "true or false")],
     "num-clients": [(0, "1"), (-3, "1"), (100_001, "100000"), ("20", "integer"), (2.5, "integer"), (True, "integer")],
     "clients": [("cam/7", "'-'"), ("a,,a", "once"), ("../x", "letters"), ("cam-07", "as many"), (7, "string")],
     "batch-size": [(0, "1"), (-1, "1"), (65_537, "65536"), ("ten", "integer"), (10.0, "integer"), (2**80, "65536")],
@@ -43,7 +43,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "slots-per-corruption": [(-1, "0"), ("all", "integer"), (1.5, "integer")],
     "shift-length": [(0, "1"), (-10, "1"), (0.5, "integer")],
     "group-orders": [("4", "COUNT:ORDER"), ("20:up", "reverse"), ("0:+1", "COUNT"), ("19:+1", "20"), (20, "string")],
-    "mixed-domains": [(1, "boolean"), ("no", "boolean")],
+    "mixed-domains": [(1, "true or false"), ("no", "true or false")],
     "severity-schedule": [("linear", "'constant' or 'gradual'"), ("", "gradual"), (1, "gradual")],
     "sampling": [("iid", "'fling-iid' or 'disjoint'"), (0, "disjoint")],
     "class-skew": [(-0.1, "0"), (NAN, "finite"), (INF, "finite"), ("0.1", "number")],
@@ -146,7 +146,7 @@ UNIT: list[tuple[Any, str]] = [(-0.1, "0"), (1.1, "1"), (NAN, "1"), ("1", "numbe
 SHARE: list[tuple[Any, str]] = [(-0.1, "0"), (1.0, "1"), (NAN, "1"), ("1", "number")]
 OPEN_UNIT: list[tuple[Any, str]] = [(0.0, "0"), (1.1, "1"), ("1", "number")]
 COUNT: list[tuple[Any, str]] = [(0, "1"), (-5, "1"), (1.5, "integer"), ("1", "integer")]
-FLAG: list[tuple[Any, str]] = [(1, "boolean"), ("yes", "boolean")]
+FLAG: list[tuple[Any, str]] = [(1, "true or false"), ("yes", "true or false")]
 TEXT: list[tuple[Any, str]] = [(1, "string")]
 TEMPERATURE: list[tuple[Any, str]] = [*POSITIVE, ("mean", "or 'median'"), (0.0, "greater than 0, or 'median'")]
 
@@ -426,6 +426,42 @@ def test_a_key_has_one_spelling(key: str) -> None:
 def test_a_key_that_is_nearly_one_is_understood(key: str, meant: str) -> None:
     said = f"did you mean {meant}? " if meant else ""
     assert refused({key: 1}) == f"{key}: unknown key; {said}`fedtta list keys` prints the allowed ones"
+
+
+@pytest.mark.parametrize("key", ["entropy.lr", "entropy.", "entropy.zzz"])
+def test_a_table_tells_its_own_keys(key: str) -> None:
+    own = "entropy.learning-rate, entropy.loss, entropy.optimizer"
+    assert refused({key: 1}) == f"{key}: unknown key; allowed: {own} (`fedtta list keys` explains them)"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("severity", 9, "1 to 5"),
+        ("batch-size", 0, "1 to 65536"),
+        ("bn-stats.momentum", 0.0, "above 0 to 1"),
+        ("eata.ema", 1.0, "0 to below 1"),
+        ("rotta.capacity", 0, "1 to 65536"),
+        ("rounds", -1, "greater than or equal to 0"),
+    ],
+)
+def test_a_range_is_told_whole(key: str, value: Scalar, allowed: str) -> None:
+    assert refused({key: value}) == f"{key} = {value}: allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"num_clients": 0}, "num_clients = 0: allowed: 1 to 100000"),
+        ({"sevrity": 3}, "sevrity: unknown key; did you mean severity? `fedtta list keys` prints the allowed ones"),
+        ({"tent": {"learning_rate": 0.0}}, "tent.learning_rate = 0.0: allowed: greater than 0"),
+        ({"bn_stats": {"momentum": 2.0}}, "bn_stats.momentum = 2.0: allowed: above 0 to 1"),
+    ],
+)
+def test_a_script_is_told_in_one_line_too(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**fields)
+    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize("table", ["fedctta", "entropy"])

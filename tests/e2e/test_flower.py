@@ -109,7 +109,7 @@ def test_a_failed_run_exits_non_zero(fedtta, small, tmp_path):
     ("override", "words"),
     [
         ("strategy='fedsgd'", ["strategy", "fedsgd", "fedctta"]),
-        ("batch-size=0", ["batch-size", "0", "greater than or equal to 1"]),
+        ("batch-size=0", ["batch-size", "0", "1 to 65536"]),
         ("batch-size=798", ["batch-size", "798", "797"]),
         ("checkpoint='/nowhere/model.safetensors'", ["/nowhere/model.safetensors"]),
     ],
