@@ -43,7 +43,7 @@ def frost_photographs(frost_dir: Path | None, side: int) -> tuple[Images, ...]:
     if folder is None:
         raise DataError(
             f"frost: no photographs found: install {PACKAGE} (pip install {PACKAGE}), "
-            f"or set {VARIABLE} to a folder with {', '.join(FILES)}"
+            f"or name a folder with {', '.join(FILES)} by {VARIABLE}, or by --frost-dir of `fedtta data corrupt`"
         )
     photographs = tuple(_photograph(Path(folder) / name) for name in FILES)
     limit = min(min(photograph.shape[:2]) for photograph in photographs)

@@ -6,6 +6,7 @@ manifest that says which severities are there.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ class ZenodoSet:
         inner = folder / RECORDS[name][3]
         self.folder = inner if inner.is_dir() and not (folder / "labels.npy").exists() else folder
         self.classes = 10 if name == "cifar10-c" else 100
+        self._clean = name.removesuffix("-c")
         self._remedy = f"`fedtta data get {name}` downloads the set, `fedtta data corrupt` rebuilds it offline"
         path = self.folder / "labels.npy"
         every = read_labels(path, count=SHAPE[0], classes=self.classes, remedy=self._remedy)
@@ -65,9 +67,12 @@ class ZenodoSet:
             )
         if self._made is not None and severity not in self._made.get(corruption, ()):
             there = ", ".join(map(str, self._made.get(corruption, ()))) or "none"
+            seed = (read_manifest(self.folder) or {}).get("seed", 0)
             raise DataError(
                 f"{self.folder}: {corruption} was not rebuilt at severity {severity} (there: {there}); run `fedtta "
-                f"data corrupt --corruptions {corruption} --severities {severity}` on this folder"
+                f"data corrupt --data-dir CLEAN --dataset {self._clean} --output {shlex.quote(str(self.folder))} "
+                f"--corruptions {corruption} --severities {severity} --seed {seed}`, where CLEAN is the folder of the "
+                f"clean images"
             )
         if corruption not in self._mapped:
             path = self.folder / f"{corruption}.npy"

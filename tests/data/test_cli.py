@@ -1,6 +1,7 @@
 """`fedtta data` and `fedtta source convert` from the command line."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from fedtta_flwr import catalogue, cli
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.data import cifar as cifar_module
-from fedtta_flwr.data import reference
+from fedtta_flwr.data import reference, zenodo
 from fedtta_flwr.data.datasets import open_test_set
 from fedtta_flwr.data.measure import accuracies
-from fedtta_flwr.errors import ConfigError
+from fedtta_flwr.errors import ConfigError, DataError
 from fedtta_flwr.models import build
 from fedtta_flwr.models.checkpoints import load, save
 from fedtta_flwr.models.source import load_source
@@ -108,6 +109,22 @@ def test_corrupt(fedtta: Any, small_cifar: Path) -> None:
     assert not np.load(out / "contrast.npy")[40:160].any()
     status, text, _ = fedtta(*arguments, "--corruptions", "contrast", "--severities", "1")
     assert (status, "1 were finished" in text) == (0, True)
+
+
+def test_what_was_not_rebuilt_is_by_the_command_that_is_told(
+    fedtta: Any, small_cifar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zenodo, "PER_SEVERITY", 40)
+    monkeypatch.setattr(zenodo, "SHAPE", (200, 32, 32, 3))
+    out = small_cifar / "an output"
+    options = ["--corruptions", "contrast", "--severities", "5", "--workers", 1, "--seed", 3]
+    assert fedtta("data", "corrupt", "--data-dir", small_cifar, "--output", out, *options)[0] == 0
+    with pytest.raises(DataError, match="contrast was not rebuilt at severity 4") as caught:
+        open_test_set("cifar10-c", str(out), 0).images("contrast", 4)
+    (told,) = re.findall("`fedtta (.*)`", str(caught.value))
+    command = [str(small_cifar) if part == "CLEAN" else part for part in shlex.split(told)]
+    assert fedtta(*command, "--workers", 1)[0] == 0
+    assert open_test_set("cifar10-c", str(out), 0).images("contrast", 4)[np.arange(40)].any()
 
 
 @pytest.mark.parametrize(

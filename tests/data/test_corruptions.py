@@ -550,7 +550,7 @@ def test_frost_finds_the_package_without_importing_it(images, made, photographs,
 def test_frost_without_photographs_says_what_to_do(images, monkeypatch):
     monkeypatch.delenv("FEDTTA_FROST_DIR", raising=False)
     monkeypatch.setattr(_frost, "PACKAGE", "no-such-distribution")
-    with pytest.raises(DataError, match=r"install .*FEDTTA_FROST_DIR.*frost1\.png"):
+    with pytest.raises(DataError, match=r"install .*frost1\.png.*FEDTTA_FROST_DIR.* --frost-dir"):
         corrupt(images, "frost", 1, seed=0)
 
 
