@@ -13,6 +13,8 @@ from fedtta_flwr.adaptation.base import batch_norms
 from fedtta_flwr.errors import ConfigError
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
+#: the adapters that ask for no normalisation layer, in words
+UNNORMALISED = "`source`, `entropy`, `shot`, `memo`, `lame` or `cotta`"
 #: (name of the layer, layer, its input [N, C, ...]) -> its output
 Normalise = Callable[[str, BatchNorm, Tensor], Tensor]
 
@@ -88,7 +90,8 @@ def require_batch_norms(model: nn.Module, adapter: str) -> dict[str, BatchNorm]:
     if not found:
         raise ConfigError(
             f"adapter = {adapter!r}: {type(model).__name__} has no BatchNorm layer with statistics; "
-            f"choose a model with BatchNorm, or the adapter `source` or `entropy`"
+            f"choose a model with BatchNorm, or the adapter {UNNORMALISED}; where there is a GroupNorm or LayerNorm, "
+            f"also `tent`, `eata`, `sar` or `roid`"
         )
     return found
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtta_flwr.adaptation.base import Adapter, State, batch_norms
-from fedtta_flwr.adaptation.layers import BatchNorm
+from fedtta_flwr.adaptation.layers import UNNORMALISED, BatchNorm
 from fedtta_flwr.errors import ConfigError
 
 #: layers whose affine parameters Tent, EATA and SAR adapt
@@ -73,7 +73,7 @@ def affine_parameters(
         kind = "normalisation" if layers is None else "BatchNorm"
         raise ConfigError(
             f"adapter = {adapter!r}: {type(model).__name__} has no {kind} layer with affine parameters; "
-            f"choose a model with one, or the adapter `source` or `entropy`"
+            f"choose a model with one, or the adapter {UNNORMALISED}"
         )
     return found
 

@@ -1,5 +1,6 @@
 """What every registered adapter survives and promises; a new one is tested here as soon as it is registered."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -248,6 +249,23 @@ def test_maps_of_one_pixel(name: str, tiny: Make) -> None:
         logits = adapter.adapt(torch.rand((count, 3, 1, 1), generator=torch.Generator().manual_seed(count)))
         assert bool(logits.isfinite().all())
     assert adapter.rolled_back == 0
+
+
+def test_a_refusal_names_the_adapters_that_work_without_batch_norm(no_norm: Make) -> None:
+    grouped = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    work: dict[str, set[str]] = {}
+    told: dict[str, str] = {}
+    for kind, model in (("none", no_norm()), ("grouped", grouped)):
+        for name in ADAPTERS:
+            try:
+                build(name, model)
+                work.setdefault(kind, set()).add(name)
+            except ConfigError as error:
+                told[name] = str(error)
+    named = {name: set(re.findall("`(.+?)`", text)) for name, text in told.items()}
+    assert named["bn-stats"] == work["grouped"]
+    assert set(re.findall("`(.+?)`", told["bn-stats"].partition("; where there is")[0])) == work["none"]
+    assert named["tent"] == work["none"]
 
 
 @every_adapter
