@@ -85,7 +85,9 @@ class Outage:
         except OSError as error:
             if not self.lasts:
                 why = error.strerror or error
-                log(WARNING, "%s cannot be written (%s): the run goes on; make room", self.path, why)
+                gone = isinstance(error, BrokenPipeError)  # of `fedtta run | head`
+                what = "who read it has gone, results are kept" if gone else "make room"
+                log(WARNING, "%s cannot be written (%s): the run goes on; %s", self.path, why, what)
             self.lasts = True
         else:
             if self.lasts:
