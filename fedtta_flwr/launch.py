@@ -65,7 +65,9 @@ def run_local(overrides: Mapping[str, Scalar], nodes: int) -> None:
     config = RunConfig.from_flat(overrides)
     server_app, client_app = _load(root / "server_app.py"), _load(root / "client_app.py")
     from fedtta_flwr.local_grid import LocalGrid
+    from fedtta_flwr.workbench import choose_device
 
+    choose_device(config.device)  # all nodes are this process: what is wrong with it is said once, not by each
     LocalGrid(client_app.app, config.to_flat(), nodes).run_server(server_app.app)
 
 

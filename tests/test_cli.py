@@ -90,6 +90,12 @@ def test_what_the_user_can_put_right_is_one_line_and_status_2(monkeypatch, capsy
     assert all(word in err for word in words), err
 
 
+def test_a_device_that_is_not_here_is_told_once_not_by_every_node(monkeypatch, capsys, tmp_path, warned):
+    assert call(monkeypatch, "run", "--run-config", "device='cuda:99'", "--output", str(tmp_path / "run")) == 2
+    assert capsys.readouterr().err.startswith("error: device = 'cuda:99': ")
+    assert warned == []
+
+
 def test_every_shipped_config_is_valid_and_begins_with_its_command():
     from fedtta_flwr.run_config import read_overrides
 
