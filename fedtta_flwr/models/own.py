@@ -1,15 +1,18 @@
 """A network of the user's own: what a function of their package returns, in the place of an architecture."""
 
+from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedtta_flwr.config import RunConfig
-from fedtta_flwr.errors import ConfigError, in_words
+from fedtta_flwr.errors import CheckpointError, ConfigError, in_words
 from fedtta_flwr.models import MODELS
-from fedtta_flwr.models.checkpoints import fill, read_tensors
+from fedtta_flwr.models.base import last_linear
+from fedtta_flwr.models.checkpoints import ANOTHER, dtype_and_shape, fill, read_tensors
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.resolve import call, resolve
 from fedtta_flwr.seeding import seeded
@@ -68,8 +71,23 @@ def build_own(config: RunConfig, classes: int) -> nn.Module:
         )
     if config.checkpoint:
         path = expanded("checkpoint", config.checkpoint)
-        fill(model, _untied(model, read_tensors(path)), path, tied=True)
+        tensors = _untied(model, read_tensors(path))
+        _check_classes(model, tensors, classes, path)
+        fill(model, tensors, path, tied=True)
     return model.eval()
+
+
+def _check_classes(model: nn.Module, tensors: Mapping[str, Tensor], classes: int, path: Path) -> None:
+    """Say so where the classifier of a file is the network's but for the number of classes."""
+    name, head = last_linear(model) or ("", None)
+    weight = tensors.get(f"{name}.weight")
+    if head is None or weight is None or weight.dim() != 2 or head.out_features != classes:
+        return
+    if len(weight) != classes and weight.shape[1] == head.in_features:
+        raise CheckpointError(
+            f"{path}: the data has {classes} classes, the file {len(weight)} ({name}.weight is "
+            f"{dtype_and_shape(weight)}); {ANOTHER}, or set classes = {len(weight)} if the data set leaves that open"
+        )
 
 
 def _untied(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

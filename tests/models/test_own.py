@@ -189,7 +189,11 @@ def test_a_checkpoint_holds_the_networks_own_state_dict(tmp_path: Path) -> None:
     trained, file = build_own(config("small", seed=1), 10), tmp_path / "own.safetensors"
     save_model(trained, file)
     assert same(load_source(config("small", checkpoint=str(file)), 10), trained)
-    with pytest.raises(CheckpointError, match=r"own\.safetensors: does not fit .*5\.weight is float32 \[10, 4\]"):
+    told = r"own\.safetensors: the data has 9 classes, the file 10 \(5\.weight is .* classes = 10 if"
+    with pytest.raises(CheckpointError, match=told):
+        build_own(config("small", checkpoint=str(file)), 9)
+    save_file(trained.state_dict() | {"5.weight": torch.zeros(10, 3)}, file)  # more than the classes is another
+    with pytest.raises(CheckpointError, match=r"own\.safetensors: does not fit .*5\.weight is float32 \[10, 3\]"):
         build_own(config("small", checkpoint=str(file)), 9)
     torch.save(trained.state_dict(), tmp_path / "own.pt")
     with pytest.raises(CheckpointError, match=r"own\.pt: is a pickle .*safetensors\.torch\.save_model\(model, PATH"):
