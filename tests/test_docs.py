@@ -75,12 +75,11 @@ def test_the_network_of_ones_own_can_be_used() -> None:
     ("document", "name", "flags"),
     [
         ("data", "my_package/mine.py", {"stream": "my_package.mine:stream", "classes": 10}),
+        ("adapters", "my_package/replay.py", {"adapter": "my_package.replay:Replay"}),
         ("two-heads", "my_package/my_module.py", {"task": "tgfl", "head": "my_package.my_module:MyHead"}),
     ],
 )
-def test_a_stream_and_a_head_of_ones_own_run_as_shown(
-    document: str, name: str, flags: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_is_ones_own_runs_as_shown(document: str, name: str, flags: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "my_package").mkdir()
     text = dict(FILE.findall((ROOT / "docs" / f"{document}.md").read_text()))[name]
     (tmp_path / name).write_text(text)
@@ -89,7 +88,9 @@ def test_a_stream_and_a_head_of_ones_own_run_as_shown(
     fedtta = [sys.executable, "-c", "from fedtta_flwr.cli import main; main()", "run", "--output", "run"]
     done = start(*fedtta, "--run-config", config, folder=tmp_path, FEDTTA_PLUGINS="my_package")
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is True
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["finished"] is True
+    assert not summary["screened"]  # a client that fails at every visit ends no run
 
 
 def test_a_run_directory_is_read_as_shown(run_local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

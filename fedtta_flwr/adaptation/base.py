@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedtta_flwr.adaptation.promises import StepCheck, check_own
+from fedtta_flwr.adaptation.promises import MEMORY, StepCheck, check_own
 from fedtta_flwr.errors import CheckpointError, ConfigError
 from fedtta_flwr.models.base import last_linear
 from fedtta_flwr.options import Options
@@ -198,7 +198,8 @@ class Adapter(ABC):
         for name, live in self._local.items():
             if state[name].shape != live.shape and name not in self._growing:
                 raise CheckpointError(
-                    f"local state: {name} has shape {list(state[name].shape)}, expected {list(live.shape)}"
+                    f"local state: {name} has shape {list(state[name].shape)}, expected {list(live.shape)}; one that "
+                    f"changes its shape is kept with growing=True ({MEMORY})"
                 )
         _copy(list(self._local.values()), [state[name] for name in self._local])
 

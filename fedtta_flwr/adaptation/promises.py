@@ -17,6 +17,9 @@ from fedtta_flwr.resolve import ships
 if TYPE_CHECKING:
     from fedtta_flwr.adaptation.base import Adapter
 
+#: where it is shown how a tensor is kept whose shape changes
+MEMORY = "docs/adapters.md, A memory of images"
+
 
 def check_own(adapter: object, model: nn.Module, selected: Mapping[str, Tensor]) -> None:
     """Find out whether what `select` names are tensors that can be mixed, and whether the model's are no copies.
@@ -151,7 +154,7 @@ class StepCheck:
         if rebound := [n for n, t in self._attributes.items() if not _same_memory(t, now_own.get(n))]:
             raise ConfigError(
                 f"{self._adapter}: step put something else in the place of {', '.join(f'self.{n}' for n in rebound)}, "
-                f"which is kept or travels; change it in place, e.g. with += or copy_"
+                f"which is kept or travels; change it in place, e.g. with += or copy_ (one that grows: {MEMORY})"
             )
         if not self._places:
             return
@@ -184,9 +187,9 @@ class StepCheck:
             if not all(map(_same, before, again())):
                 raise ConfigError(
                     f"{self._adapter}: step comes to something else when it is taken again from the same state; "
-                    f"declare all that it changes (a counter, an optimizer's moments, a teacher) with keep(), and draw "
-                    f"by Draws, not from a generator of the process, as dropout in train mode does: one adapter serves "
-                    f"all clients of a node"
+                    f"declare all that it changes (a counter, an optimizer's moments, a teacher, a memory: {MEMORY}) "
+                    f"with keep(), and draw by Draws, not from a generator of the process, as dropout in train mode "
+                    f"does: one adapter serves all clients of a node"
                 )
         self._places, self._undeclared = {}, {}
 

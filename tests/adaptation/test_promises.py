@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from fedtta_flwr.adaptation import promises
 from fedtta_flwr.adaptation.base import Adapter, Draws, State, statistics
 from fedtta_flwr.adaptation.norms import affine_parameters
+from fedtta_flwr.adaptation.promises import MEMORY
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.options import NoOptions
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.workbench import make_adapter
+from tests.conftest import ROOT
 
 
 class Affine(Adapter):
@@ -216,6 +218,11 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
+def test_the_place_that_is_told_is_there() -> None:
+    document, _, title = MEMORY.partition(", ")
+    assert f"\n### {title}\n" in (ROOT / document).read_text()
+
+
 @pytest.mark.parametrize("kind", [Affine, Declared, AtHome, There, CountsInPlace, Caches])
 def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
     adapter = kind(without_dropout(tiny()), NoOptions())
@@ -230,14 +237,14 @@ def test_what_is_declared_may_change(kind: type[Adapter], tiny, images) -> None:
         (Train, r"Train': step changed bn1\.running_mean and 3 more, which select\(\) does not name; add it to"),
         (Replaced, r"Replaced': step replaced, added or removed bn2\.weight; .*copy_"),
         (Grown, r"Grown': step replaced, added or removed memory; .*keep\(\)"),
-        (Rebinds, r"Rebinds': step put something else in the place of self\.n, which is kept or travels; .*\+="),
+        (Rebinds, r"Rebinds': step put something else in the place of self\.n, which is kept .*\+=.* grows: " + MEMORY),
         (Spoils, r"Spoils': step changed its batch in place; work on a copy"),
         (
             LeftInTrainMode,
             r"LeftInTrainMode': step left the model in train mode; put it back, e.g. with self.model.eval",
         ),
         (CountsForItself, rf"CountsForItself': {AGAIN}"),
-        (KeepsNoTensor, rf"KeepsNoTensor': {AGAIN}"),
+        (KeepsNoTensor, rf"KeepsNoTensor': {AGAIN} .*a memory: {MEMORY}\) with keep"),
         (KeepsNoMoments, rf"KeepsNoMoments': {AGAIN}"),
         (DrawsFromTheProcess, rf"DrawsFromTheProcess': {AGAIN}"),
         (Dropout, rf"Dropout': {AGAIN}"),
