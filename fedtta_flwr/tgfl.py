@@ -216,7 +216,8 @@ def _predict(
         made = statistics(bench.net, in_order(validation), VALIDATION)
         found |= {VALIDATION[own]: t for own, t in made.items()}
     net = deepcopy(bench.net)  # the predictor may tune it
-    predictor: Predictor = bench.method(fitted(net, found), bench.options)
+    with seeded(bench.device, bench.config.seed, client, name, "head"):  # one of the user's own may draw something
+        predictor: Predictor = bench.method(fitted(net, found), bench.options)
     predictor.identity = (bench.config.seed, client)
     predictor.reset()
     probabilities, weights = [], []

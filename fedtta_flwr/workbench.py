@@ -25,6 +25,7 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.models.source import load_source
 from fedtta_flwr.registry import ADAPTERS
 from fedtta_flwr.resolve import make
+from fedtta_flwr.seeding import seeded
 
 if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
@@ -269,7 +270,9 @@ def make_adapter(config: RunConfig, model: nn.Module) -> Adapter:
         If the name is not one of an adapter, or the adapter cannot work with this model.
     """
     own, options = config.adapter_options, config.options(config.adapter)
-    adapter: Adapter = make("adapter", config.adapter, ADAPTERS, Adapter, model, options, options=own)
+    device = next(iter(model.state_dict().values()), torch.zeros(())).device
+    with seeded(device, config.seed, "adapter"):  # one of the user's own may draw weights, the same ones everywhere
+        adapter: Adapter = make("adapter", config.adapter, ADAPTERS, Adapter, model, options, options=own)
     if not hasattr(adapter, "_check"):
         raise ConfigError(f"adapter = {config.adapter!r}: __init__ must call super().__init__(model, options)")
     return adapter

@@ -17,12 +17,17 @@ from fedtta_flwr.own import declared, with_values
 from fedtta_flwr.plugins import check_plugins
 from fedtta_flwr.resolve import PLUGIN_VARIABLE
 from fedtta_flwr.server import make_strategy
+from fedtta_flwr.strategies.base import _copied
+from fedtta_flwr.strategies.updates import Update, stack_updates
 from fedtta_flwr.workbench import make_adapter
 from tests.conftest import TINY
 
 MODULE = "fedtta_test_own"
 SOURCE = """
+import dataclasses
 import torch
+from fedtta_flwr.adaptation.entropy import entropy
+from fedtta_flwr.adaptation.optimizer import Optimizer
 from fedtta_flwr.adaptation.bn_stats import BNStats
 from fedtta_flwr.adaptation.base import Adapter
 from fedtta_flwr.heads.base import Predictor
@@ -77,6 +82,73 @@ class Late(Mine):
     def prepare(self, adapter):
         super().prepare(adapter)
         self.network = torch.nn.Linear(2, 1)
+
+class Running(Mine):
+    # One model, which moves in place.
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mean = {}
+
+    def personalize(self, updates):
+        for name, t in updates.state.items():
+            self.mean.setdefault(name, self.source[name].clone()).lerp_(t.mean(0), 0.5)
+        return {name: self.mean[name].expand_as(t) for name, t in updates.state.items()}
+
+class OneForAll(Mine):
+    one_for_all = True
+
+    def collaboration_matrix(self, updates):
+        return torch.eye(len(updates))
+
+class Anneal(Mine):
+    objectives = {"moon.mu": 0.0}
+
+    def collaboration_matrix(self, updates):
+        self.objectives = {"moon.mu": float(updates.round)}
+        return super().collaboration_matrix(updates)
+
+class Centred(Mine):
+    def collaboration_matrix(self, updates):
+        for name in updates.state:
+            updates.state[name] = updates.state[name] - updates.state[name].mean(0)
+        return super().collaboration_matrix(updates)
+
+class Halves(Mine):
+    # Two clusters, each mixed by itself.
+
+    def personalize(self, updates):
+        mixed = []
+        for part in torch.arange(len(updates)).tensor_split(2):
+            rows = {
+                "clients": tuple(updates.clients[i] for i in part),
+                "state": {name: t[part] for name, t in updates.state.items()},
+                "began": tuple(updates.began[i] for i in part),
+                "examples": updates.examples[part],
+            }
+            mixed.append(super().personalize(dataclasses.replace(updates, **rows)))
+        return {name: torch.cat([one[name] for one in mixed]) for name in updates.state}
+
+class Prompt(Adapter):
+    # Learns an image that it adds to others, and nothing of the model.
+
+    def __init__(self, model, options):
+        super().__init__(model, options)
+        self.optimizer = Optimizer([self.prompt], "sgd", learning_rate=0.1)
+
+    def select(self):
+        self.prompt = torch.rand(1, 3, 1, 1) / 10
+        return {"prompt": self.prompt}
+
+    @torch.no_grad()
+    def predict(self, x):
+        return self.model(x + self.prompt)
+
+    @torch.enable_grad()
+    def step(self, x):
+        logits = self.model(x + self.prompt)
+        self.optimizer.minimize(entropy(logits).mean())
+        return logits
 
 class MyAdapter(BNStats):
     rounds_to_wait = 2
@@ -238,6 +310,55 @@ def test_and_of_adapters(own: Any, resnet8: nn.Module, name: str, words: str) ->
 @pytest.mark.parametrize("name", ["MyAdapter", "Wrapped"])
 def test_others_are_not(own: Any, resnet8: nn.Module, name: str) -> None:
     make_adapter(config(adapter=f"{MODULE}:{name}"), resnet8)
+
+
+def test_what_an_adapter_draws_is_the_same_on_every_node(own: Any, resnet8: nn.Module) -> None:
+    made = [make_adapter(config(adapter=f"{MODULE}:Prompt", seed=seed), resnet8).prompt for seed in (3, 3, 4)]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+def test_terms_work_for_what_is_learned_beside_the_model_but_where_they_predict(
+    own: Any, run_local: Callable[..., Any]
+) -> None:
+    keys = {"adapter": f"{MODULE}:Prompt", "scores": "post", "rounds": 2}
+    plain, proximal = (run_local(strategy=name, **keys) for name in ("fedavg", "fedprox"))
+    assert not proximal.lines()[0]["screened"]
+    assert proximal.summary["accuracy"] == plain.summary["accuracy"]  # of one step a round
+    with pytest.raises(FederationError, match="objectives Moon: Prompt learns tensors that are none of the model's"):
+        run_local(strategy="moon", **keys)
+
+
+def test_a_method_that_moves_its_model_in_place_leaves_those_who_are_away_what_they_have(own: Any) -> None:
+    strategy = make_strategy(config(strategy=f"{MODULE}:Running"))
+    strategy.source = {"a": torch.zeros(2)}
+    theta = torch.ones(2, 2)
+    for number, clients in ((1, ("a", "b")), (2, ("a",))):
+        replies = {client: Update({"a": 10 ** (number - 1) * theta[0]}, None, 1) for client in clients}
+        updates = stack_updates(number, replies, (), strategy.personal, strategy.source)
+        strategy._keep(updates.clients, {n: _copied(t) for n, t in strategy.personalize(updates).items()})
+    assert strategy.personal["b"]["a"].tolist() == [0.5, 0.5]
+    assert strategy.personal["a"]["a"].tolist() == [5.25, 5.25]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("OneForAll", "round 1: OneForAll.one_for_all is true, but personalize returned other states for some"),
+        ("Anneal", r"round 2: Anneal.objectives is {'moon.mu': 1.0}, was {'moon.mu': 0.0}; set it before the run"),
+        ("Centred", r"round 1: Centred.collaboration_matrix changed .* of updates.state; work on a copy"),
+    ],
+)
+def test_what_would_be_lost_or_wrong_in_silence_is_one_line(
+    own: Any, run_local: Callable[..., Any], name: str, words: str
+) -> None:
+    with pytest.raises(FederationError, match=words):
+        run_local(strategy=f"{MODULE}:{name}")
+
+
+def test_parts_may_be_mixed_by_themselves(own: Any, run_local: Callable[..., Any]) -> None:
+    run = run_local(strategy=f"{MODULE}:Halves")
+    assert [line["collaboration"] for line in run.lines()] == [None] * len(run.lines())
 
 
 def test_an_axis_of_a_benchmark_may_be_of_values(own: Any) -> None:

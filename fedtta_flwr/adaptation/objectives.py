@@ -249,7 +249,15 @@ class Objectives:
         self._head = last_linear(adapter.model)
         self._batch: Tensor | None = None
         own = {id(p): name for name, p in adapter.model.named_parameters()}
-        self._names = [own[id(p)] for p in self.parameters]
+        #: of those that are learned beside the model, too
+        self._names = [own.get(id(p), f"beside.{i}") for i, p in enumerate(self.parameters)]
+        self._own = set(own.values())
+        needy = [type(term).__name__ for term in terms if isinstance(term, NEED_PREVIOUS)]
+        if needy and not self._own.issuperset(self._names):
+            raise ConfigError(
+                f"objectives {', '.join(needy)}: {type(adapter).__name__} learns tensors that are none of the model's, "
+                f"which the term would predict without; choose another strategy"
+            )
         self.received = [p.detach().clone() for p in self.parameters]
         adapter.keep(self._named("received", self.received))
         self._previous: list[Tensor] = []
@@ -294,7 +302,7 @@ class Objectives:
         """
         if self._batch is None:
             raise RuntimeError("outputs are asked for outside a step")
-        named = dict(zip(self._names, parameters, strict=True))
+        named = {name: p for name, p in zip(self._names, parameters, strict=True) if name in self._own}
         with inputs_of(self._head and self._head[1]) as features, batch_statistics(self._model):
             logits: Tensor = functional_call(self._model, named, (self._batch,))
         return features[-1] if features else logits, logits

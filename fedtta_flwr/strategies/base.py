@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from uuid import uuid4
 
 import torch
@@ -11,8 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
 
-from fedtta_flwr.config import SCORES, RunConfig
+from fedtta_flwr.config import SCORES, RunConfig, Scalar
 from fedtta_flwr.errors import FederationError, few
 from fedtta_flwr.records import INFO, STATE, VISIT, distinct, to_stacked_arrays, unstack
 from fedtta_flwr.resolve import ships
@@ -65,6 +67,7 @@ class PersonalizedStrategy(Method, Strategy):
         self.run = uuid4().hex
         self.personal: dict[str, State] = {}
         self._asked_by: dict[str, list[str]] = {}
+        self._pursued: dict[str, Scalar] | None = None  # the objectives, as of the first messages
         self._resume = 0
         self._resuming: set[str] = set()
         self._left_out: set[str] = set()  # named as such in the log, and not back yet
@@ -167,7 +170,14 @@ class PersonalizedStrategy(Method, Strategy):
                 if (fault := check_states(mixed, forms)) is not None:
                     raise FederationError(f"round {server_round}: {type(self).__name__}.personalize: {fault}")
                 if self.one_for_all:  # one copy, which is sent to a node, and saved, once
+                    if not ships(self) and any(not torch.equal(t, t[:1].expand_as(t)) for t in mixed.values()):
+                        raise FederationError(
+                            f"round {server_round}: {type(self).__name__}.one_for_all is true, but personalize "
+                            f"returned other states for some clients than for others; set it to False in the class"
+                        )
                     mixed = {name: t[:1].clone().expand_as(t) for name, t in mixed.items()}
+                elif not ships(self):  # what it goes on to change in place must not change what clients have
+                    mixed = {name: _copied(t) for name, t in mixed.items()}
                 self._keep(updates.clients, mixed)
                 self._round.own = self.measured()
             else:
@@ -246,6 +256,12 @@ class PersonalizedStrategy(Method, Strategy):
         self._meet(grid)
         options = {f"descriptor.{key}": value for key, value in self.descriptor_options.items()}
         options |= {f"objective.{key}": value for key, value in self.objectives.items()}
+        self._pursued = dict(self.objectives) if self._pursued is None else self._pursued
+        if dict(self.objectives) != self._pursued:
+            raise FederationError(
+                f"{self.where()}{type(self).__name__}.objectives is {dict(self.objectives)}, was {self._pursued}; set "
+                f"it before the run: clients keep the terms with which they began"
+            )
         messages = []
         self._round.missing |= self.roster.absent(self.config.client_names())
         for node, clients in self.roster.nodes().items():
@@ -296,7 +312,13 @@ class PersonalizedStrategy(Method, Strategy):
         limits = self._limits(self._expected_now())
         # Beside its tensors a client sends names: of itself, of a corruption a slot.
         largest = [len(_clients(m)) * (limits.bytes + (limits.slots + 9) * NAMES) + SLACK for m in messages]
-        replies = send_and_receive(grid, messages, timeout, lambda: self.roster.refresh(grid, self.config), largest)
+
+        def waiting(unanswered: list[Message]) -> None:
+            late = sorted(client for message in unanswered for client in _clients(message))
+            log(logging.INFO, "round %d waits for %d of its clients: %s", self._round.number, len(late), few(late))
+
+        meet = partial(self.roster.refresh, grid, self.config)
+        replies = send_and_receive(grid, messages, timeout, meet, largest, waiting)
         self._round.seconds["exchange"] = time.perf_counter() - began
         self._asked_by = {m.metadata.message_id: _clients(m) for m in messages}
         return replies
@@ -366,6 +388,11 @@ class PersonalizedStrategy(Method, Strategy):
         self._round.memory["server"] = peak_memory()
         for observer in self.observers:
             observer.on_round(self._round)
+
+
+def _copied(t: Tensor) -> Tensor:
+    """Return a copy of stacked states; of those that are the same one for all, one copy."""
+    return t[:1].clone().expand_as(t) if len(t) and t.stride(0) == 0 else t.clone()
 
 
 def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:

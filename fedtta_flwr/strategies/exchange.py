@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedtta_flwr.strategies.mailbox import Mailbox, is_far
 
 FIRST_WAIT, LONGEST_WAIT = 0.001, 1.0  # seconds
+SAID_AFTER = 30.0  # seconds of waiting, and twice as many, and so on
 LONGEST_HERE = 0.05  # where the grid is in this process: asking it costs next to nothing
 LOOK_EVERY = 1.0
 
@@ -29,6 +30,7 @@ def send_and_receive(
     timeout: float,
     meanwhile: Callable[[], object] = lambda: None,
     largest: Sequence[float] | None = None,
+    waiting: Callable[[list[Message]], object] = lambda messages: None,
 ) -> list[Message]:
     """Push messages and pull their replies until all are there or the time is up.
 
@@ -48,6 +50,8 @@ def send_and_receive(
         Called every second of waiting.
     largest : sequence of float, optional
         Bytes of the largest reply to each message that is taken.
+    waiting : callable
+        Called with the messages that are not answered yet after half a minute, a minute, two, four, ...
 
     Returns
     -------
@@ -57,8 +61,8 @@ def send_and_receive(
     mail = Mailbox()
     mail.push(grid, messages, [math.inf] * len(messages) if largest is None else largest)
     first, longest = (LONGEST_WAIT, LONGEST_WAIT) if is_far(grid) else (FIRST_WAIT, LONGEST_HERE)
-    looked = time.monotonic()
-    deadline, wait = looked + timeout, first
+    began = looked = time.monotonic()
+    deadline, wait, said_after = looked + timeout, first, SAID_AFTER
     replies: list[Message] = []
     while mail.waiting:
         arrived = mail.pull(grid)
@@ -69,6 +73,9 @@ def send_and_receive(
         if time.monotonic() - looked > LOOK_EVERY:
             meanwhile()
             looked = time.monotonic()
+        if time.monotonic() - began > said_after:
+            waiting([m for m in messages if m.metadata.message_id in mail.waiting])
+            said_after *= 2
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             break

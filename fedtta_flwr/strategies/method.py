@@ -75,18 +75,21 @@ class Method(ABC):
         FederationError
             If the collaboration matrix is not row-stochastic.
         """
-        versions = {name: t._version for name, t in updates.state.items()}
+        before = {name: (t, t._version) for name, t in updates.state.items()}
         weights = self.collaboration_matrix(updates)
-        if changed := [name for name, t in updates.state.items() if t._version != versions.get(name)]:
+        now = {name: (t, t._version) for name, t in updates.state.items()}
+        if changed := [n for n in before | now if before.get(n) is None or not _same(before[n], now.get(n))]:
             raise FederationError(
                 f"round {updates.round}: {type(self).__name__}.collaboration_matrix changed {changed[0]} of "
-                f"updates.state in place; work on a copy: it is what is mixed"
+                f"updates.state; work on a copy: it is what is mixed"
             )
         if (fault := check_row_stochastic(weights, len(updates))) is not None:
             raise FederationError(f"round {updates.round}: {type(self).__name__}'s collaboration matrix: {fault}")
         weights = weights.detach().cpu().double().clamp_min(0)
         weights /= weights.sum(dim=1, keepdim=True)  # what a row is off by would grow from round to round
-        self._round.weights = weights = cap_weights(weights, self.config.weight_cap)
+        weights = cap_weights(weights, self.config.weight_cap)
+        if self._round.clients in ((), updates.clients):  # not of a part, which a method of one's own mixes by itself
+            self._round.weights = weights
         mixing = mix_ if updates.expendable else mix
         return mixing(weights, updates.state, moments=self.config.bn_pooling == "moments")
 
@@ -186,7 +189,8 @@ class Method(ABC):
         ConfigError
             If the method cannot work with this network.
         """
-        self.source, self.network = adapter.adapted_state(), adapter.model
+        self.source = {name: t.clone() for name, t in adapter.adapted_state().items()}  # whatever the adapter does then
+        self.network = adapter.model
 
     def expected(self) -> Update:
         """Return an update of the form that every client's has in this round; its values do not count."""
@@ -208,3 +212,8 @@ class Method(ABC):
         if updates.descriptor is None:
             raise FederationError(f"round {updates.round}: the clients sent no {self.descriptor!r} descriptor")
         return updates.descriptor
+
+
+def _same(before: tuple[Tensor, int], now: tuple[Tensor, int] | None) -> bool:
+    """Whether a tensor is the one that it was, and has not been changed."""
+    return now is not None and now[0] is before[0] and now[1] == before[1]

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Annotated, Self
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -16,10 +16,11 @@ from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import FederationError, few, first_fault
 from fedtta_flwr.plugins import device_code
 from fedtta_flwr.records import HELLO, code_fingerprint, error_of, printable
-from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, unguessable
+from fedtta_flwr.strategies.exchange import FIRST_WAIT, LONGEST_WAIT, SAID_AFTER, unguessable
 from fedtta_flwr.strategies.mailbox import Mailbox, is_far
 from fedtta_flwr.strategies.replies import GONE
 
+RESTART = " (those that are online and silent: again)"
 #: seconds after which a node that cannot serve the run is asked again: somebody may have mended it
 ASK_AGAIN = 60.0
 LARGEST_HELLO = 2.0**24  # bytes of what a node says of itself
@@ -192,7 +193,8 @@ def gather(grid: Grid, config: RunConfig, known: Roster | None = None) -> Roster
     """
     roster = Roster(classes=known.classes, model=known.model, data=known.data) if known else Roster()
     expected = config.client_names()
-    deadline, wait = time.monotonic() + config.join_timeout, FIRST_WAIT
+    began = time.monotonic()
+    deadline, wait, said_after = began + config.join_timeout, FIRST_WAIT, SAID_AFTER
     while True:
         answered = roster.refresh(grid, config, returning=False)
         missing = [client for client in expected if client not in roster.node_of]
@@ -209,10 +211,14 @@ def gather(grid: Grid, config: RunConfig, known: Roster | None = None) -> Roster
             raise FederationError(
                 f"{len(missing)} of {len(expected)} clients did not join within {config.join_timeout:g} s "
                 f"({len(roster._ask_at)} nodes asked, {len(roster._mail.waiting)} of them silent): {few(missing)}; "
-                f"start them, or set num-clients, join-timeout or quorum"
+                f"start them{RESTART if roster._mail.waiting else ''}, or set num-clients, join-timeout or quorum"
                 + (f"; present, but not of this run: {few(sorted(roster.others))}" if roster.others else "")
                 + (f"; cannot serve the run: {few(reasons, '; ')}" if reasons else "")
             )
+        if time.monotonic() - began > said_after:
+            there = f"{len(roster._ask_at)} nodes asked, {len(roster._mail.waiting)} of them silent"
+            log(INFO, "waiting for %d of %d clients (%s): %s", len(missing), len(expected), there, few(missing))
+            said_after *= 2
         wait = FIRST_WAIT if answered else min(2 * wait, LONGEST_WAIT)
         time.sleep(wait)
 

@@ -368,6 +368,38 @@ def test_a_killed_device_comes_back_as_another_node_and_finds_its_own_state(flee
     same(fleet.folder / "run", alone(fleet.folder, unreached=gone))
 
 
+def test_a_visit_that_is_ended_costs_its_round_alone(fleet: Fleet) -> None:
+    """As where the device's memory runs out: the round does not wait for it, and the next one has it again."""
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run(timeout=SLOW)
+    fleet.wait_inside(VICTIM, slot=1)
+    (app,) = [pid for pid in descendants(fleet.processes[VICTIM].pid) if is_program(pid, "flwr-clientapp")]
+    os.kill(app, signal.SIGTERM)
+    let_go()
+    assert fleet.ended() == 0, fleet.log("run")
+    gone = missed(fleet)
+    assert gone == {2: [VICTIM]}
+    assert "ClientApp stopped responding" in fleet.log("run")
+    same(fleet.folder / "run", alone(fleet.folder, unreached=gone))
+
+
+def test_who_cannot_start_an_app_any_more_ends_and_a_device_comes_back(fleet: Fleet) -> None:
+
+    def starters(name: str) -> list[int]:
+        return [pid for pid in descendants(fleet.processes[name].pid) if is_program(pid, "flower-superexec")]
+
+    for name in (VICTIM, "server"):
+        until(lambda name=name: starters(name), f"{name} starts none")
+        os.kill(starters(name)[0], signal.SIGKILL)
+    until(lambda: fleet.processes["server"].poll() is not None, "the server goes on, and starts no run")
+    assert fleet.processes["server"].returncode != 0
+    until(lambda: "flower-superexec has ended" in fleet.log(VICTIM), "the device goes on, and answers nothing")
+    fleet.serve()
+    fleet.run(slots=1)
+    assert fleet.ended() == 0, fleet.log("run")
+    assert missed(fleet) == {}
+
+
 def test_a_killed_run_resumes_from_its_checkpoint(fleet: Fleet) -> None:
     let_go = fleet.hold(VICTIM, slot=1)
     fleet.run(slots=2, timeout=600.0)
