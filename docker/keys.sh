@@ -57,6 +57,8 @@ make_server() {
   else
     make_ca "$scratch"
   fi
+  openssl x509 -in "$scratch/ca.crt" -noout -checkend $((${DAYS:-825} * 86400)) >/dev/null ||
+    fail "the CA ends before a certificate of ${DAYS:-825} days: set DAYS to fewer, or make a new CA (docs/deploy.md)"
   printf '%s\n' "subjectAltName=$names" "basicConstraints=critical,CA:FALSE" \
     "keyUsage=critical,digitalSignature" "extendedKeyUsage=serverAuth" >"$scratch/extensions"
   openssl ecparam -genkey -noout -name prime256v1 -out "$scratch/server.key"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
-def load_ca(path: Path) -> "x509.Certificate":
-    """Read the certificate that servers' certificates are checked against.
+def load_ca(path: Path) -> "list[x509.Certificate]":
+    """Read the certificates that servers' certificates are checked against: one, or two while one follows another.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def load_ca(path: Path) -> "x509.Certificate":
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"--ca {path}: {error.strerror}; copy ca.crt of this federation here (docker/keys.sh makes it)"

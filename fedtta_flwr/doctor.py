@@ -144,14 +144,18 @@ def _checkpoint(path: Path) -> Finding:
 
 def _authority(ca: Path) -> Iterator[Finding]:
     try:
-        certificate = load_ca(ca)
+        certificates = load_ca(ca)
     except FedTTAError as error:
         yield Finding("FAIL", str(error))
         return
-    if fault := not_valid_now(certificate):
-        yield Finding("FAIL", f"CA {ca}: {fault}, or make a new CA (docs/deploy.md)")
-    else:
-        yield Finding("ok", f"CA {ca}: valid until {certificate.not_valid_after_utc:%Y-%m-%d}")
+    last = max(certificates, key=lambda certificate: certificate.not_valid_after_utc)
+    if all(map(not_valid_now, certificates)):
+        yield Finding("FAIL", f"CA {ca}: {not_valid_now(last)}, or make a new CA (docs/deploy.md)")
+        return
+    until = last.not_valid_after_utc
+    soon = (until - datetime.now(UTC)).days < EXPIRES_SOON
+    text = f"CA {ca}: valid until {until:%Y-%m-%d}"
+    yield Finding("warn" if soon else "ok", text + (": make a new CA in time (docs/deploy.md)" if soon else ""))
 
 
 def _private(key: Path) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtta_flwr.credentials import load_ca
+from fedtta_flwr.credentials import load_ca, not_valid_now
 from fedtta_flwr.deploy import Address
 from fedtta_flwr.errors import FederationError
 
@@ -242,6 +242,11 @@ def _explain(server: Address, ca: Path, error: ssl.SSLCertVerificationError) -> 
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if error.verify_code in NOT_YET_VALID:
         return NotYet(f"{server}: its certificate is not valid yet; this clock says {now}: set it (NTP)")
+    if error.verify_code in EXPIRED and all(map(not_valid_now, load_ca(ca))):
+        return FederationError(
+            f"{server}: {ca} itself has expired; this clock says {now}: if that is right, make a new CA "
+            f"(docs/deploy.md), whose ca.crt every device needs"
+        )
     if error.verify_code in EXPIRED:
         return FederationError(
             f"{server}: its certificate has expired; this clock says {now}: if that is right, renew the certificate "

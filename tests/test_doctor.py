@@ -1,5 +1,6 @@
 """What the doctor says of this machine; tests/e2e has it look at a real server."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_a_ca_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(credentials, "datetime", Later)
     assert levels("CA", "this clock says", state=tmp_path, ca=tmp_path / "k" / "ca.crt") == ["FAIL"]
+
+
+def test_a_ca_that_ends_soon_and_one_that_follows_it(tmp_path: Path) -> None:
+    for folder, days in (("old", "5"), ("new", "3650")):
+        env = os.environ | {"CA_DAYS": days, "DAYS": "2"}
+        command = [ROOT / "docker" / "keys.sh", "server", folder, "fed"]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
+    old, new = (tmp_path / folder / "ca.crt" for folder in ("old", "new"))
+    assert levels("CA", "make a new CA in time", state=tmp_path, ca=old) == ["warn"]
+    old.write_bytes(old.read_bytes() + new.read_bytes())
+    assert levels("CA", "valid until", state=tmp_path, ca=old) == ["ok"]
 
 
 def test_a_server_that_is_absent(tmp_path: Path) -> None:

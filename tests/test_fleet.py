@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
+from fedtta_flwr import fleet
 from fedtta_flwr import join as joining
 from fedtta_flwr.credentials import check_certificate, load_ca, load_key
 from fedtta_flwr.deploy import Address
@@ -118,7 +119,7 @@ def fleet_api(
 
 def dated(keys: Path, folder: Path, start: timedelta, end: timedelta) -> Path:
     """A certificate of the right CA whose time is another."""
-    ca = load_ca(keys / "k" / "ca.crt")
+    (ca,) = load_ca(keys / "k" / "ca.crt")
     ca_key = load_pem_private_key((keys / "k" / "ca.key").read_bytes(), None)
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
@@ -182,6 +183,17 @@ def test_a_certificate_at_another_time(
     with server(dated(keys, tmp_path, start, end)) as address:
         error = fault(Address("localhost", address.port), keys / "k" / "ca.crt", words, f"{datetime.now(UTC):%Y-%m-%d}")
     assert isinstance(error, NotYet) == heals
+
+
+def test_a_ca_that_has_expired_is_not_mistaken_for_the_servers_certificate(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = dated(keys, tmp_path, timedelta(days=-2), timedelta(days=-1))
+    with server(old) as address:
+        address = Address("localhost", address.port)
+        fault(address, keys / "k" / "ca.crt", "its certificate has expired", "docker/keys.sh server")
+        monkeypatch.setattr(fleet, "not_valid_now", lambda certificate: "valid from then to then")
+        fault(address, keys / "k" / "ca.crt", "ca.crt itself has expired", "make a new CA")
 
 
 def test_tls_of_something_else(keys: Path) -> None:

@@ -41,7 +41,7 @@ def test_private_files_are_private(made: Path) -> None:
 
 
 def test_the_certificate_is_signed_and_for_these_hosts(made: Path) -> None:
-    ca = load_ca(made / "ca.crt")
+    (ca,) = load_ca(made / "ca.crt")
     server = x509.load_pem_x509_certificate((made / "server.crt").read_bytes())
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -103,13 +103,20 @@ def test_a_name_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "k").exists()
 
 
+def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
+    done = keys(tmp_path, "server", ".", "fed.example.org", CA_DAYS="5")
+    assert done.returncode != 0
+    assert "the CA ends before a certificate of 825 days: set DAYS to fewer" in done.stdout + done.stderr
+    assert not (tmp_path / "ca.key").exists()
+
+
 def test_a_certificate_is_renewed_by_the_same_ca(made: Path, tmp_path: Path) -> None:
     for name in ("ca.key", "ca.crt"):
         (tmp_path / name).write_bytes((made / name).read_bytes())
     assert keys(tmp_path, "server", ".", "new.example.org", DAYS="2").returncode == 0
     assert (tmp_path / "ca.crt").read_bytes() == (made / "ca.crt").read_bytes()
     renewed = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
-    renewed.verify_directly_issued_by(load_ca(made / "ca.crt"))
+    renewed.verify_directly_issued_by(load_ca(made / "ca.crt")[0])
     assert renewed.not_valid_after_utc - datetime.now(UTC) < timedelta(days=2)
 
 

@@ -48,7 +48,7 @@ class Terminal:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._outage = Outage(Path("standard output"))
-        self._rounds = self._clients = 0
+        self._rounds, self._clients, self._scored = 0, 0, False
         self._before: int | None = None  # rounds of an earlier process, of a run that goes on
         self._titles, self._rows, self._keys = TITLES, "corruption", ("per_corruption", "micro")
         self._mean, self._latest = "over all samples", ""
@@ -57,7 +57,7 @@ class Terminal:
 
     def on_start(self, config: RunConfig, clients: tuple[str, ...], rounds: int) -> None:
         """Start the clock."""
-        self._rounds, self._clients = rounds, len(clients)
+        self._rounds, self._clients, self._scored = rounds, len(clients), bool(config.score_names())
         if config.task == "tgfl":
             self._titles, self._rows = HEAD_TITLES | {"tta": config.head}, "test set"
             self._keys = ("per_corruption_mean_clients", "mean_clients")  # as the papers have it
@@ -115,7 +115,7 @@ class Terminal:
             self._say(f"changes that were scaled down, far larger than others' (rounds): {_whose(summary['clipped'])}")
         self._say(f"results: {self._directory.path}")
         if not accuracies:
-            self._say("no scores: `scores` is empty, or there are no labels")
+            self._say(f"no scores: {'nobody had labels' if self._scored else '`scores` is empty'}")
             return
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column(self._rows)

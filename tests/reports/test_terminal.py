@@ -29,11 +29,11 @@ def counts(number: int, score: str, domain: str, correct: int, seen: int = 8) ->
     return Counts(number, "client-00", domain, score, np.array([seen, 0]), np.array([correct, 0]))
 
 
-def observers(path: Path, rounds: int) -> Callable[[Round], None]:
+def observers(path: Path, rounds: int, scores: str = "post") -> Callable[[Round], None]:
     directory = RunDirectory(path)
     screen = Terminal(directory)
     for observer in (directory, screen):
-        observer.on_start(RunConfig(), ("client-00", "client-01"), rounds)
+        observer.on_start(RunConfig(scores=scores), ("client-00", "client-01"), rounds)
 
     def tell(round_: Round | None) -> None:
         for observer in (directory, screen):
@@ -171,12 +171,15 @@ def test_a_corruption_is_called_as_it_is(
     assert all(name in out for name in names)
 
 
-def test_no_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    tell = observers(tmp_path / "run", 1)
+@pytest.mark.parametrize(("scores", "why"), [("post", "nobody had labels"), ("", "`scores` is empty")])
+def test_no_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float], scores: str, why: str
+) -> None:
+    tell = observers(tmp_path / "run", 1, scores)
     tell(made(1, []))
     tell(None)  # type: ignore[arg-type]
     out = capsys.readouterr().out
-    assert "no scores" in out
+    assert f"no scores: {why}\n" in out
     assert "average" not in out
 
 

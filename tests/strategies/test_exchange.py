@@ -80,6 +80,14 @@ def test_a_reply_that_never_comes_is_given_up_after_the_timeout() -> None:
     assert 0.12 <= took < 1
 
 
+def test_who_is_waited_for_is_said_after_a_while_and_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, said = SlowGrid([0, NEVER]), []
+    monkeypatch.setattr(exchange, "SAID_AFTER", 0.05)
+    messages = messages_to(grid)
+    send_and_receive(grid, messages, 0.6, waiting=said.append)
+    assert said == [[messages[1]]] * 4  # after 0.05, 0.1, 0.2 and 0.4 s
+
+
 def test_no_timeout_left_still_takes_what_is_there() -> None:
     grid = SlowGrid([0, NEVER])
     assert parts(send_and_receive(grid, messages_to(grid), 0.0)) == [0]

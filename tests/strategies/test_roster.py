@@ -1,5 +1,6 @@
 """Who is there: the real client app answers, hosted and configured in all the wrong ways."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -205,6 +206,17 @@ def test_missing_clients_are_named_after_the_join_timeout(config: RunConfig) -> 
     assert "2 of 4 clients did not join within 0.1 s" in text
     assert "client-01, client-03" in text
     assert "join-timeout" in text
+
+
+def test_who_is_waited_for_is_said_after_a_while(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SAID_AFTER", 0.01)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO, "flwr"):
+        refused(HostingGrid(config, ["client-00", "client-02"]), config)
+    said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert said[0] == "waiting for 2 of 4 clients (2 nodes asked, 0 of them silent): client-01, client-03"
 
 
 def test_only_some_of_many_missing_clients_are_named(tiny_config: Callable[..., RunConfig]) -> None:
