@@ -213,4 +213,5 @@ def _begin(strategy: PersonalizedStrategy, begin: Adapter | HeadBench) -> None:
     check_requests(strategy)
     if strategy.objectives and not takes_gradient_steps(begin):
         terms = ", ".join(sorted({key.partition(".")[0] for key in strategy.objectives}))
-        log(WARNING, "%s takes no gradient step by an Optimizer of ours: the clients' term %s has no effect", strategy.config.adapter, terms)
+        why = "takes no gradient step by an Optimizer of ours"
+        log(WARNING, "%s %s: the clients' term %s has no effect", strategy.config.adapter, why, terms)
