@@ -174,7 +174,7 @@ class Adapter(ABC):
             # Moments begin as zeros: one zero, expanded, is enough to remember.
             self._initial[name] = t.detach().clone() if t.any() else t.new_zeros(()).expand(t.shape)
         if growing:
-            self._growing |= state.keys()
+            self._growing.update(state)
 
     def local_state(self) -> State:
         """Return what stays at home between visits (teachers, memories, moments): live tensors; none by default."""
