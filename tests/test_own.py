@@ -13,9 +13,10 @@ from fedtta_flwr.bench.spec import cells, make_spec
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.errors import ConfigError, FederationError
 from fedtta_flwr.launch import forget_states, with_states
-from fedtta_flwr.own import declared, with_values
+from fedtta_flwr.own import check_taken, declared, with_values
 from fedtta_flwr.plugins import check_plugins
-from fedtta_flwr.resolve import PLUGIN_VARIABLE
+from fedtta_flwr.registry import ADAPTERS, STRATEGIES
+from fedtta_flwr.resolve import PLUGIN_VARIABLE, resolve
 from fedtta_flwr.server import make_strategy
 from fedtta_flwr.strategies.base import _copied
 from fedtta_flwr.strategies.updates import Update, stack_updates
@@ -359,6 +360,18 @@ def test_what_would_be_lost_or_wrong_in_silence_is_one_line(
 def test_parts_may_be_mixed_by_themselves(own: Any, run_local: Callable[..., Any]) -> None:
     run = run_local(strategy=f"{MODULE}:Halves")
     assert [line["collaboration"] for line in run.lines()] == [None] * len(run.lines())
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_that_ships_can_be_inherited_from(name: str) -> None:
+    own = type("Heir", (resolve("strategy", name, STRATEGIES),), {"__module__": MODULE})
+    check_taken("strategy", f"{MODULE}:Heir", own(config()))
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_and_every_adapter(name: str, resnet8: nn.Module) -> None:
+    own = type("Heir", (resolve("adapter", name, ADAPTERS),), {"__module__": MODULE})
+    check_taken("adapter", f"{MODULE}:Heir", own(resnet8, config().options(name)))
 
 
 def test_an_axis_of_a_benchmark_may_be_of_values(own: Any) -> None:
