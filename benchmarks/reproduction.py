@@ -121,16 +121,8 @@ def overview(there: Mapping[str, BenchOf]) -> str:
         network, seeds = NETWORKS[PARTS[name].network].words, len(bench.spec.seeds)
         link = f"[{name}](#{anchor(heading(name, bench))})"
         rows.append([link, bench.spec.title, network, f"{seeds}", *plain, within, single])
-    columns = [
-        "part",
-        "of",
-        "network",
-        "seeds",
-        "comparisons that hold",
-        "that do not",
-        "within the spread of the seeds",
-    ]
-    columns += ["known from one seed alone"]
+    columns = ["part", "of", "network", "seeds", "comparisons that hold", "that do not"]
+    columns += ["within the spread of the seeds", "known from one seed alone"]
     lines = [columns, [":--", ":--", ":--", *["--:"] * 5], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from fedtta_flwr.errors import ConfigError, FedTTAError, in_words
-from fedtta_flwr.own import check_taken, with_values
+from fedtta_flwr.own import check_taken, is_ours, with_values
 from fedtta_flwr.processes import is_of_a_signal
 
 PLUGIN_VARIABLE = "FEDTTA_PLUGINS"
@@ -23,7 +23,7 @@ FUNCTIONS = ("model", "stream")  # keys that take a function, where others take 
 
 def ships(thing: object) -> bool:
     """Return whether an object is of a class of the project's own."""
-    return type(thing).__module__.startswith(f"{__package__}.")
+    return is_ours(type(thing))
 
 
 def check_name(kind: str, name: str, known: Mapping[str, str | tuple[str, ...]]) -> str:
