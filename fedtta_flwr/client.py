@@ -206,6 +206,7 @@ def _visit_all(
                     "steps": taken,
                     "undone": undone,
                     "largest-share": [visited[i].largest_share for i in updated],
+                    "confidence": [visited[i].confidence for i in updated],
                     "forgot": [client for client, v in zip(clients, visited, strict=True) if v.forgot],
                 }
             ),

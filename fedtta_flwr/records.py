@@ -16,8 +16,9 @@ train.visit    ``visit``      name of the run, round, slots to go through, and w
                               whose is where); absent before the first mixture
 reply          ``visit``      client names, who adapted and to how many samples, who failed and why, domain of each
                               slot; domain and round of the ones scored late; start and end, peak memory; steps taken
-                              and undone, the largest share of one class in the predictions (-1: not known); who
-                              found no memory though the run had begun; where two heads are trained, the mean losses
+                              and undone, the largest share of one class in the predictions and their mean
+                              probability (-1: not known); who found no memory though the run had begun; where two
+                              heads are trained, the mean losses
                ``state``      adapted states, [C, *shape]
                ``descriptor`` one tensor, [C, *shape]
                ``scores``     counts per class, int32 [C, T, K]: seen, and correct for each score

@@ -22,11 +22,26 @@ class Visited:
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
     largest_share: float = NOT_KNOWN  # of one class in the predictions, at its worst
+    sure: list[Tensor] = field(default_factory=list)  # of each slot, see `is_sure`
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None
     loss: float | None = None  # of a training
     unknown: int = 0  # predictions that are none, not being finite
+
+    @property
+    def confidence(self) -> float:
+        """The mean probability of what was predicted, from 1/K to 1; `NOT_KNOWN` without predictions."""
+        total, known = torch.stack(self.sure).sum(dim=0).tolist() if self.sure else (0.0, 0.0)
+        return min(1.0, total / known) if known else NOT_KNOWN
+
+    def is_sure(self, logits: Tensor) -> None:
+        """Enter how sure logits [B, K] are: of their largest probabilities the sum, and of how many samples it is.
+
+        A graphics card is not waited for. What is not finite predicts nothing.
+        """
+        largest = logits.float().softmax(dim=1).amax(dim=1)
+        self.sure.append(torch.stack([largest.nan_to_num().sum(), largest.isfinite().sum()]))
 
     def count(self, key: str, correct: Tensor) -> None:
         """Enter counts [K] for the latest slot, since those before it may have had no labels."""

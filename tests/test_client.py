@@ -273,7 +273,7 @@ def test_exactly_the_documented_things_leave_a_client(run_local: Run, resnet8: n
         assert not content.metric_records
         assert set(info.keys()) == {
             "clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round",
-            "steps", "undone", "largest-share", "forgot", "started", "ended", "peak-memory", "peak-cuda",
+            "steps", "undone", "largest-share", "confidence", "forgot", "started", "ended", "peak-memory", "peak-cuda",
         }  # fmt: skip
         assert len(json.dumps(dict(info))) < 640
         state = arrays_of(content, STATE)

@@ -1,9 +1,11 @@
 """A client whose predictions collapse, watched and reset."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +50,18 @@ class Unsound(Adapter):
         return super().predict(x) * torch.nan
 
 
+class Sure(Unsound):
+    """What it predicts is seven to one against all other classes together, and every third time three to one."""
+
+    @torch.no_grad()
+    def step(self, x: Tensor) -> Tensor:
+        """Predict."""
+        logits = super().step(x).zero_()
+        logits[:, 0] = math.log(7 * (logits.shape[1] - 1))
+        logits[::3, 0] = math.log(3 * (logits.shape[1] - 1))
+        return logits
+
+
 SINKING = {
     "adapter": f"{__name__}:Sinking",
     "corruptions": "contrast",
@@ -67,6 +81,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_collapse_is_seen_with_labels_and_without(run_local: Run, warned: list[str]) -> None:
     run = run_local(**SINKING)
     first, *_, last = (line["predictions"] for line in run.lines())
+    assert 0.1 < first.pop("confidence") < last.pop("confidence") == pytest.approx(1)  # a bias of 1,700
     assert first == {"largest_share": None, "collapsed": []}  # of too few images
     assert last == {"largest_share": pytest.approx(1, abs=0.05), "collapsed": ["client-00"]}
     rounds = [line["round"] for line in run.lines() if line["predictions"]["collapsed"]]
@@ -86,6 +101,15 @@ def test_a_reset_begins_anew(run_local: Run) -> None:
     assert run.summary["accuracy"]["local"] == run.summary["accuracy"]["post"]
     never = run_local(**SINKING, scores="local,tta,post")
     assert run.summary["accuracy"]["tta"]["micro"] > never.summary["accuracy"]["tta"]["micro"] + 2
+
+
+@pytest.mark.parametrize("scores", ["", "tta"])
+def test_how_sure_clients_are_with_labels_and_without(run_local: Run, scores: str) -> None:
+    run = run_local(strategy="local", adapter=f"{__name__}:Sure", scores=scores, **{"aggregate-every": 2})
+    expected = pytest.approx((2 * 0.75 + 3 * 0.875) / 5)  # of five images
+    assert [line["predictions"]["confidence"] for line in run.lines()] == [expected] * 2
+    with np.load(run.path / "timeline.npz") as file:
+        assert file["confidence"].tolist() == [[expected] * 4] * 2
 
 
 def test_predictions_that_are_none_are_wrong_and_named(run_local: Run, warned: list[str]) -> None:

@@ -17,6 +17,7 @@ FAINT = {False: "#8c959f", True: "#6e7681"}
 MOST_SHIFTS = 60  # more dotted lines than these hide the curves
 WIDE, NARROW = 9.6, 5.2  # inches
 PERCENT, MICRO, SHARE = "accuracy in %", "micro accuracy in %", "share, from 0 to 1"
+CONFIDENCE = "mean probability of what is predicted"
 
 Curve = tuple[NDArray[Any], NDArray[Any]]  # rounds, values
 Mark = tuple[float, bool]  # a published figure, whether it is sound

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtta_flwr.bench.spec import Labels
 from fedtta_flwr.reports.drawing import (
+    CONFIDENCE,
     MICRO,
     NARROW,
     SHARE,
@@ -102,7 +103,7 @@ def bench_figures(bench: BenchOf) -> list[Figure]:
 
 
 def run_figures(run: Run) -> list[Figure]:
-    """Return accuracy over time, a curve for each group of clients, of every score; and what W is like over time."""
+    """Return every score and the confidence over time, a curve for each group of clients; and what W is like."""
     figures, strip, groups = list[Figure](), _strip(run), run.groups()
     names, by = [group_name(run, group) for group in groups], ", by group"
     if len(groups) > MOST_GROUPS:
@@ -110,6 +111,8 @@ def run_figures(run: Run) -> list[Figure]:
     for score in run.scores():
         curves = {i: _thinned(*_curve(run, score, group)) for i, group in enumerate(groups)}
         figures += _over_time(f"time-{score}", f"{score} over time{by}", MICRO, names, curves, strip)
+    curves = {i: _thinned(*_confidence(run, group)) for i, group in enumerate(groups)}
+    figures += _over_time("time-confidence", f"Confidence over time{by}", CONFIDENCE, names, curves, strip)
     found = {i: _thinned(*_of_lines(run, key)) for i, key in enumerate(STRUCTURE)}
     names = list(STRUCTURE.values())
     return figures + _over_time("collaboration", "W over time", SHARE, names, found, strip)
@@ -198,6 +201,16 @@ def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:
     seen, correct = (timeline[key][at][:, list(clients)].sum(axis=1) for key in ("seen", "correct"))
     known = seen > 0
     return timeline["rounds"][known], 100 * correct[known] / seen[known]
+
+
+def _confidence(run: Run, clients: Sequence[int]) -> Curve:
+    """Return the mean confidence of some clients over the rounds, of those who are known."""
+    found = run.confidence()
+    if found is None:
+        return np.zeros(0), np.zeros(0)
+    of_clients = np.ma.masked_invalid(found[:, list(clients)]).mean(axis=1)
+    known = ~np.ma.getmaskarray(of_clients)
+    return run.timeline["rounds"][known], of_clients[known].data  # type: ignore[index]
 
 
 def _of_lines(run: Run, key: str) -> Curve:

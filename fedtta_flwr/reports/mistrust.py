@@ -186,6 +186,9 @@ def timeline_fault(arrays: Arrays, clients: int) -> str:
         arrays, {"domain": (rounds, clients)} | dict.fromkeys(("seen", "correct"), (scores, rounds, clients))
     )
     fault = fault or _of_another_kind(arrays, NUMBERS, "rounds", "domain", "seen", "correct")
+    if "confidence" in arrays:  # earlier runs have none
+        fault = fault or _misshapen(arrays, {"confidence": (rounds, clients)})
+        fault = fault or _of_another_kind(arrays, "f", "confidence")
     fault = fault or _of_another_kind(arrays, NAMES, "scores", "domains")
     domain, known = arrays["domain"], len(arrays["domains"])
     if not fault and domain.size and not (domain.min() >= -1 and domain.max() < known):

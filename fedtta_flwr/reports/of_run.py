@@ -29,6 +29,10 @@ MAJOR_NOTE = (
     "the one of which it has the fewest; of equally frequent ones the first. Means are over the clients; those whose "
     "classes are all equally frequent are left out."
 )
+SURE_NOTE = (
+    "A model is less sure of images that it does not know, so that without labels this tells where they have changed. "
+    "Methods that make the entropy of predictions small (Tent, say) make it larger whatever comes of the accuracy."
+)
 MEAN = "mean of clients"
 MiB = 2**20
 #: column -> by what it is divided, digits
@@ -53,6 +57,7 @@ def run_tables(run: Run) -> list[Table]:
         *(_by(run, *which) for which in (BY_OF_HEADS if run.two_heads else BY)),
         _classes(run),
         _major_and_minor(run),
+        _confidence(run),
         cost_table({"": [run]}, []),
         _structure(run),
     ]
@@ -174,6 +179,18 @@ def _major_and_minor(run: Run) -> Table:
     heads = [f"{score_names(run)[score]} {part}" for score in scores for part in ("major", "minor")]
     title = "Accuracy in % on the clients' major and minor classes"
     return Table("major-and-minor", title, ["client or corruption", "major", "minor", *heads], rows, notes=[MAJOR_NOTE])
+
+
+def _confidence(run: Run) -> Table:
+    found, rows = run.confidence(), list[list[str]]()
+    for client, column in [] if found is None else zip(run.clients, found.T, strict=True):
+        known = np.flatnonzero(np.isfinite(column))
+        if len(known):
+            lowest = known[column[known].argmin()]
+            numbers = (number(float(value), 3) for value in (column[known].mean(), column[known[-1]], column[lowest]))
+            rows.append([client, *numbers, str(run.timeline["rounds"][lowest])])  # type: ignore[index]
+    heads = ["client", "mean of the rounds", "latest", "lowest", "in round"]
+    return Table("confidence", "Mean probability of what was predicted, by client", heads, rows, notes=[SURE_NOTE])
 
 
 def _structure(run: Run) -> Table:

@@ -80,6 +80,11 @@ class Run:
         """Read collaboration.npz, which may be large; None where it cannot be read, which `faults` names."""
         return read_arrays(self.path / "collaboration.npz", collaboration_fault, len(self.clients), [])
 
+    def confidence(self) -> NDArray[Any] | None:
+        """Return the mean probability [R, N] of what clients predicted, NaN where unknown; None if nothing is known."""
+        found = None if self.timeline is None else self.timeline.get("confidence")
+        return None if found is None or np.isnan(found).all() else found
+
     def groups(self) -> list[list[int]]:
         """Return the clients, as columns, that always saw the same corruption; one group if nothing is known.
 

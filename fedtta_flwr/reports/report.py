@@ -122,6 +122,7 @@ def _sections(
 
     accuracies, costs, missing = figures_of("accuracy"), tables_of("costs"), tables_of("missing")
     results: list[Part] = [*tables_of("main", "accuracy"), *([Row(accuracies)] if accuracies else [])]
+    results += [] if results else tables_of("confidence")  # nothing was scored
     results += [*tables_of("claims"), *figures_of("sets", "weights")]
     collaboration: list[Part] = [*tables_of("collaboration"), *figures_of("within", "collaboration")]
     collaboration += [Row(matrices)] if matrices else []

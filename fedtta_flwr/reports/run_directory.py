@@ -144,6 +144,7 @@ class RunDirectory:
             "undone": dict(sorted(round_.undone.items())),
             "clipped": list(round_.clipped),
             "predictions": {
+                "confidence": fmean(round_.confidence.values()) if round_.confidence else None,
                 "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),
             },
@@ -186,8 +187,9 @@ class RunDirectory:
         self.board.load({tuple(key): tally for key, tally in tallies})
         self._held, self._rounds = about["held"], about["rounds"]
         if self._held is not None:  # earlier versions did not look at these
-            nothing: dict[str, Any] = {"largest_share": None, "collapsed": []}
-            self._held = {"undone": {}, "clipped": [], "predictions": nothing} | self._held
+            nothing: dict[str, Any] = {"confidence": None, "largest_share": None, "collapsed": []}
+            self._held = {"undone": {}, "clipped": []} | self._held
+            self._held["predictions"] = nothing | self._held.get("predictions", {})
         self._totals.restore(about)
         prefix = "timeline."
         timeline = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}

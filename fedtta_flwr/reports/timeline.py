@@ -16,7 +16,7 @@ FILE = "timeline.npz"
 
 
 class Timeline:
-    """Samples seen and predicted correctly, by score, round and client, and the corruption of each visit.
+    """Samples seen and predicted correctly, by score, round and client; each visit's corruption and confidence.
 
     Parameters
     ----------
@@ -29,6 +29,7 @@ class Timeline:
         self._domains: dict[str, int] = {}  # name -> index; a stream of one's own may have a new one for every slot
         self._counts: dict[int, NDArray[np.int32]] = {}  # round -> [seen or correct, S, N]
         self._domain: dict[int, NDArray[np.int32]] = {}  # round -> [N]
+        self._confidence: dict[int, NDArray[np.float32]] = {}  # round -> [N]
 
     def add(self, round_: Round) -> None:
         """Enter what a round brought; a late `post` belongs to the round whose batch it scores."""
@@ -50,6 +51,9 @@ class Timeline:
             if domains:
                 most = max(sorted(domains), key=lambda name, client=client: number.get((client, name), 0))  # type: ignore[misc]
                 domain[self._column[client]] = self._domains.setdefault(most, len(self._domains))
+        confidence = self._confidence[round_.number] = np.full(len(self._column), np.nan, dtype=np.float32)
+        for client, mean in round_.confidence.items():
+            confidence[self._column[client]] = mean
 
     def accuracy(self, round_: int) -> dict[str, float]:
         """Return a round's micro accuracy in percent by score, of all that has been entered of it so far."""
@@ -66,15 +70,17 @@ class Timeline:
         dict
             ``rounds`` [R]; ``clients`` [N], ``scores`` [S] and ``domains`` [D], names; ``domain`` [R, N], the index in
             ``domains`` of the corruption that most of a client's samples had, -1 if it saw none; ``seen`` and
-            ``correct`` [S, R, N], labelled samples. Scores that nothing was scored with are left out.
+            ``correct`` [S, R, N], labelled samples. Scores that nothing was scored with are left out. ``confidence``
+            [R, N], the mean probability of what was predicted, NaN where nothing is known.
         """
         rounds = sorted(self._domain)
         width = len(self._column)
         there = [i for i in range(len(SCORES)) if any(counts[0, i].any() for counts in self._counts.values())]
         seen, correct = np.zeros((2, len(there), len(rounds), width), dtype=np.int32)
         domain = np.full((len(rounds), width), -1, dtype=np.int32)
+        confidence = np.full((len(rounds), width), np.nan, dtype=np.float32)
         for row, number in enumerate(rounds):
-            domain[row] = self._domain[number]
+            domain[row], confidence[row] = self._domain[number], self._confidence[number]
             if number in self._counts:
                 seen[:, row], correct[:, row] = self._counts[number][:, there]
         return {
@@ -85,6 +91,7 @@ class Timeline:
             "domain": domain,
             "seen": seen,
             "correct": correct,
+            "confidence": confidence,
         }
 
     def write(self, folder: Path) -> None:
@@ -97,11 +104,13 @@ class Timeline:
         width = len(self._column)
         counts = np.stack(list(self._counts.values())) if self._counts else np.zeros((0, 2, len(SCORES), width))
         domain = np.stack(list(self._domain.values())) if self._domain else np.zeros((0, width))
+        confidence = np.stack(list(self._confidence.values())) if self._confidence else np.zeros((0, width))
         tensors = {
             "rounds": torch.tensor(list(self._domain), dtype=torch.int64),
             "counted": torch.tensor(list(self._counts), dtype=torch.int64),
             "counts": torch.from_numpy(counts.astype(np.int32)),
             "domain": torch.from_numpy(domain.astype(np.int32)),
+            "confidence": torch.from_numpy(confidence.astype(np.float32)),
         }
         return tensors, list(self._domains)
 
@@ -111,3 +120,6 @@ class Timeline:
         rounds, counted = tensors["rounds"].tolist(), tensors.get("counted", tensors["rounds"]).tolist()
         self._domain = dict(zip(rounds, tensors["domain"].numpy().copy(), strict=True))
         self._counts = dict(zip(counted, tensors["counts"].numpy().copy(), strict=True))
+        unknown = torch.full((len(rounds), len(self._column)), torch.nan)  # earlier versions did not look at it
+        confidence = tensors.get("confidence", unknown).numpy().copy()
+        self._confidence = dict(zip(rounds, confidence, strict=True))

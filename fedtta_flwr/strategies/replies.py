@@ -41,7 +41,8 @@ KNOWN_COUNTS = {*NAMES, LATE, "seen", *SEEN_FOR.values()}
 KNOWN_RECORDS = {INFO, STATE, DESCRIPTOR, SCORES, HEADS}
 KNOWN_INFO = {
     *("clients", "failed", "failures", "updated", "samples", "domains", "late-domains", "late-rounds", "round"),
-    *("steps", "undone", "largest-share", "losses", "forgot", "peak-memory", "peak-cuda", "started", "ended"),
+    *("steps", "undone", "largest-share", "confidence", "losses", "forgot"),
+    *("peak-memory", "peak-cuda", "started", "ended"),
 }
 LONGEST_NAME = 200
 #: bytes that a reply may have beside its clients' tensors
@@ -154,7 +155,7 @@ def _enter(
     for client, number in steps.items():
         _whole(number, limits.slots + 1)  # one a slot, and one more to finetune
         _whole(undone[client], number)
-    shares = dict(zip(updated, map(_share, _list(info, "largest-share")), strict=True))
+    shares, confidence = (_shares(updated, info, key) for key in ("largest-share", "confidence"))
     losses = dict(zip(updated, map(_number, _list(info, "losses")), strict=True)) if "losses" in info else {}
     memory = {"client": _whole(info["peak-memory"]), "cuda": _whole(info["peak-cuda"])}
     received = payload_bytes(reply)
@@ -166,7 +167,8 @@ def _enter(
     round_.interpolation |= histograms
     round_.steps |= steps
     round_.undone |= {client: number for client, number in undone.items() if number}
-    round_.largest_share |= {client: share for client, share in shares.items() if share != NOT_KNOWN}
+    round_.largest_share |= shares
+    round_.confidence |= confidence
     round_.losses |= {client: loss for client, loss in losses.items() if math.isfinite(loss)}
     round_.forgot = tuple(sorted({*round_.forgot, *forgot}))
     round_.bytes_up += received
@@ -287,10 +289,13 @@ def _whole(number: object, most: int = 2**63 - 1) -> int:
     return number
 
 
-def _share(number: object) -> float:
-    if not isinstance(number, float) or not (0 <= number <= 1 or number == NOT_KNOWN):
-        raise ValueError(f"{number!r}, expected a share from 0 to 1, or -1")
-    return number
+def _shares(clients: Sequence[str], info: ConfigRecord, key: str) -> dict[str, float]:
+    """Return the shares of those whose share is known."""
+    found = dict(zip(clients, _list(info, key), strict=True))
+    for number in found.values():
+        if not isinstance(number, float) or not (0 <= number <= 1 or number == NOT_KNOWN):
+            raise ValueError(f"{number!r}, expected a share from 0 to 1, or -1")
+    return {client: _number(share) for client, share in found.items() if share != NOT_KNOWN}
 
 
 def _number(number: object) -> float:

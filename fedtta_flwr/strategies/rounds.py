@@ -58,6 +58,8 @@ class Round:
         Client -> steps that its adapter took, and those of them that were undone: their result was not finite.
     largest_share : dict of str to float
         Client -> share of one class in its predictions lately; of those that have predicted enough.
+    confidence : dict of str to float
+        Client -> mean probability, from 1/K to 1, that its predictions of the round had when it adapted.
     losses : dict of str to float
         Client -> mean loss of its training, where two heads are trained.
     own : dict of str to float or None
@@ -90,6 +92,7 @@ class Round:
     steps: dict[str, int] = field(default_factory=dict)
     undone: dict[str, int] = field(default_factory=dict)
     largest_share: dict[str, float] = field(default_factory=dict)
+    confidence: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     own: dict[str, float | None] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()

@@ -84,6 +84,7 @@ class Tracking:
             "collaboration": line["collaboration"],
             "own": line.get("own", {}),
             "predictions": {
+                "confidence": line["predictions"]["confidence"],
                 "largest_share": line["predictions"]["largest_share"],
                 "collapsed": len(line["predictions"]["collapsed"]),
             },

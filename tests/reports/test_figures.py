@@ -39,15 +39,18 @@ def test_groups_that_cannot_be_drawn(run_local: Callable[..., Any], tmp_path: Pa
     arrays["domain"][:, 0] = -1
     for key in ("seen", "correct"):
         arrays[key][:, :, 0] = 0
+    arrays["confidence"][:, 0] = np.nan
     np.savez_compressed(path / "timeline.npz", **arrays)
     run = read_run(path)
     assert len(run.groups()) == 3
-    figure, w = run_figures(run)
+    figure, sure, w = run_figures(run)
+    assert sure.title == "Confidence over time, by group"
+    assert re.findall(r"(client-0\d.*?) mean", sure.text) == ["client-01", "client-02 and 1 more"]
     assert figure.title == "post over time, by group"
     assert re.findall(r"(client-0\d.*?) mean", figure.text) == ["client-01", "client-02 and 1 more"]
     assert w.title == "W over time"
     monkeypatch.setattr(figures, "MOST_GROUPS", 2)
-    figure, _ = run_figures(run)
+    figure, *_ = run_figures(run)
     assert figure.title == "post over time"
     assert figure.text.startswith("post over time, micro accuracy in %: all clients mean ")
     assert ". Below, what each group saw: client-00: absent from round 1; client-01: " in figure.text

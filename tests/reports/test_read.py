@@ -132,6 +132,8 @@ def test_json_of_another_form(copy: Path, text: str) -> None:
         ("timeline.npz", {"domain": np.zeros((4, 3), dtype=np.int16)}, r"domain is \[4, 3\], not \[4, 4\]"),
         ("timeline.npz", {"domain": np.full((4, 4), 9, dtype=np.int16)}, "domain goes from 9 to 9, and there are 2"),
         ("timeline.npz", {"seen": np.zeros((4, 4))}, r"seen is \[4, 4\], not \[1, 4, 4\]"),
+        ("timeline.npz", {"confidence": np.zeros(4)}, r"confidence is \[4\], not \[4, 4\]"),
+        ("timeline.npz", {"confidence": np.zeros((4, 4), dtype=int)}, "confidence holds int64"),
         ("timeline.npz", {"seen": np.full((1, 4, 4), "1")}, "seen holds str32"),
         ("timeline.npz", {"domains": np.arange(2.0)}, "domains holds float64"),
         ("collaboration.npz", {"rounds": np.full(4, np.nan)}, "rounds holds float64"),

@@ -276,6 +276,24 @@ def test_a_run_without_labels_or_with_broken_files_has_a_report_too(bench: Path,
     assert {path.stem for path in (tmp_path / "out" / "tables").iterdir()} == {"costs"}
 
 
+def test_a_run_without_labels_shows_how_sure_its_clients_were(bench: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run_local(TINY | {"scores": "", "aggregate-every": 2, "output-dir": str(path)}, nodes=1)
+    page, _ = write_report(path, tmp_path / "out")
+    rows = table(tmp_path / "out", "confidence")
+    with np.load(path / "timeline.npz") as file:
+        found = file["confidence"]
+    assert found.shape == (2, 4)
+    for row, column in zip(rows, found.T.tolist(), strict=True):
+        assert [float(row[key]) for key in ("mean of the rounds", "latest", "lowest")] == [
+            pytest.approx(value, abs=0.0006) for value in (sum(column) / 2, column[1], min(column))
+        ]
+        assert row["in round"] == str(1 + column.index(min(column)))
+    text = page.read_text()
+    assert text.index(">Results</h2>") < text.index("Mean probability of what was") < text.index(">Over time</h2>")
+    assert (tmp_path / "out" / "time-confidence.pdf").exists()
+
+
 def test_without_matplotlib_only_the_figures_are_missing(
     bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

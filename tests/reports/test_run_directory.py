@@ -63,6 +63,7 @@ def directory(tmp_path: Path, config: RunConfig) -> RunDirectory:
             steps={"a": 2, "b": 1, "c": 0},
             undone={"a": 1},
             largest_share={"a": 0.97, "b": 0.5},
+            confidence={"a": 0.75, "b": 0.5, "c": 0.25},
             memory={"client": 70, "server": 30},
             counts=[counts(1, "a", "pre", 1), counts(1, "b", "pre", 3), counts(1, "c", "pre", 4)],
         )
@@ -112,8 +113,8 @@ def test_a_finished_run(directory: RunDirectory) -> None:
     assert [(line["steps"], line["rolled_back"], line["undone"]) for line in lines] == [(3, 1, {"a": 1}), (0, 0, {})]
     assert summary["collapsed"] == {"a": 1}
     assert [line["predictions"] for line in lines] == [
-        {"largest_share": pytest.approx(0.735), "collapsed": ["a"]},
-        {"largest_share": None, "collapsed": []},
+        {"confidence": 0.5, "largest_share": pytest.approx(0.735), "collapsed": ["a"]},
+        {"confidence": None, "largest_share": None, "collapsed": []},
     ]
     assert summary["memory"] == {"client": 70, "server": 40, "unit": "bytes, peak of a process"}
 

@@ -72,13 +72,14 @@ def test_without_labels_progress_is_who_took_part_and_what_they_predict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
     tell = observers(tmp_path / "run", 2)
+    sure, shares = {"client-00": 0.5, "client-01": 0.9}, {"a": 0.2, "b": 0.314}
     clock[0] += 10
     tell(made(1, [], clients=("client-01",), samples=4))
-    tell(made(2, [], clients=("client-00", "client-01"), samples=1200, largest_share={"a": 0.2, "b": 0.314}))
+    tell(made(2, [], clients=("client-00", "client-01"), samples=1200, largest_share=shares, confidence=sure))
     tell(made(3, [], closing=True))
     assert capsys.readouterr().out.splitlines()[1:] == [
         "round 1/2  1 of 2 clients, 4 samples  10 s, 10 s left",
-        "round 2/2  2 of 2 clients, 1,200 samples, one class at most 31%  10 s, 0 s left",
+        "round 2/2  2 of 2 clients, 1,200 samples, confidence 0.70, one class at most 31%  10 s, 0 s left",
     ]
 
 

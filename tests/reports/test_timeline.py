@@ -21,6 +21,7 @@ def first() -> Round:
     return Round(
         1,
         domains={"a": frozenset({"fog", "snow"}), "b": frozenset({"snow"}), "c": frozenset()},
+        confidence={"a": 0.75, "b": 0.5},
         counts=[counts(1, "a", "pre", 5, 2), counts(1, "a", "pre", 3, 1, "snow"), counts(1, "b", "pre", 4, 0, "snow")],
     )
 
@@ -30,6 +31,7 @@ def second() -> Round:
     return Round(
         2,
         domains={"a": frozenset({"snow"}), "c": frozenset({"none"})},
+        confidence={"c": 0.25},
         counts=[
             counts(2, "a", "pre", 6, 3, "snow"),
             counts(1, "a", "post", 5, 4),
@@ -68,6 +70,7 @@ def test_whose_what_when(tmp_path: Path) -> None:
             ["snow", None, "none"],
         ]
         assert file["seen"].tolist() == [[[8, 4, 0], [6, 0, 0]], [[5, 4, 0], [6, 0, 0]]]
+        assert np.array_equal(file["confidence"], [[0.75, 0.5, np.nan], [np.nan, np.nan, 0.25]], equal_nan=True)
         assert file["correct"].tolist() == [[[3, 0, 0], [3, 0, 0]], [[4, 1, 0], [5, 0, 0]]]
 
 
@@ -79,6 +82,21 @@ def test_the_corruption_of_most_samples_whatever_has_its_post_score_by_now(tmp_p
     timeline.add(Round(1, domains=both, counts=[counts(1, "a", s, n, 2, domain=d) for s, n, d in seen]))
     arrays = timeline.arrays()
     assert arrays["domains"][arrays["domain"][0, 0]] == "night"
+
+
+def test_what_an_earlier_version_has_kept_goes_on() -> None:
+    """It did not look at the confidence."""
+    before, after = Timeline(CLIENTS), Timeline(CLIENTS)
+    before.add(first())
+    tensors, domains = before.snapshot()
+    after.restore({key: t for key, t in tensors.items() if key != "confidence"}, domains)
+    for timeline in (before, after):
+        timeline.add(second())
+    expected, found = before.arrays(), after.arrays()
+    assert np.isnan(found.pop("confidence")[0]).all()
+    assert np.array_equal(expected.pop("confidence"), [[0.75, 0.5, np.nan], [np.nan, np.nan, 0.25]], equal_nan=True)
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array)
 
 
 def test_accuracy_of_a_round_with_what_came_later(tmp_path: Path) -> None:
@@ -102,6 +120,7 @@ def test_a_run_without_rounds_has_a_file_too(tmp_path: Path) -> None:
             "domain": (0, 3),
             "seen": (0, 0, 3),
             "correct": (0, 0, 3),
+            "confidence": (0, 3),
         }
 
 

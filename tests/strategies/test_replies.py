@@ -29,7 +29,7 @@ def reply_with(info: dict[str, Any], scores: dict[str, Any] | None = None, **sta
     def make(message: Message) -> Message:
         usual = {"failed": [], "failures": [], "peak-memory": 0, "peak-cuda": 0}
         usual |= dict.fromkeys(("steps", "undone"), [0] * len(info["clients"]))
-        usual["largest-share"] = [-1.0] * len(info["updated"])
+        usual |= dict.fromkeys(("largest-share", "confidence"), [-1.0] * len(info["updated"]))
         content = RecordDict({INFO: ConfigRecord(usual | info)})
         if scores is not None:
             content[SCORES] = to_arrays({key: torch.tensor(t, dtype=torch.int32) for key, t in scores.items()})
@@ -52,6 +52,7 @@ NODE_2 = reply_with(
         "steps": [2, 3],
         "undone": [2, 0],
         "largest-share": [0.96, -1.0],
+        "confidence": [0.75, 0.5],
         "forgot": [],
         "started": 10.0,
         "ended": 13.0,
@@ -159,6 +160,7 @@ def test_what_each_client_saw() -> None:
 def test_totals_of_a_round() -> None:
     round_, _, replies = read(NODE_2, NODE_3)
     assert (round_.largest_share, round_.collapsed) == ({"a": 0.96, "b": 0.95}, ("a",))
+    assert round_.confidence == {"a": 0.75, "c": 0.5}
     assert (round_.steps, round_.undone) == ({"a": 2, "b": 1, "c": 3}, {"a": 2, "b": 1})
     assert round_.seconds["client"] == pytest.approx(3.0 + 4.0)
     assert round_.seconds["busy"] == pytest.approx(6.0)
@@ -304,6 +306,8 @@ def test_what_has_expired_was_not_in_time() -> None:
         ({"largest-share": [float("nan")]}, "nan, expected a share"),
         ({"largest-share": [1]}, "1, expected a share"),
         ({"largest-share": []}, "argument"),
+        ({"confidence": [-0.5]}, "-0.5, expected a share from 0 to 1, or -1"),
+        ({"confidence": 0.5}, "confidence is float, expected a list"),
         ({"losses": []}, "argument"),
         ({"losses": [1]}, "1, expected a number"),
         ({"losses": 0.5}, "losses is float, expected a list"),

@@ -73,6 +73,7 @@ def expected(path: Path) -> Numbers:
     numbers: Numbers = {}
     for count, line in enumerate(lines, start=1):
         found = {"clients/mixed": line["clients"], "clients/screened": len(line["screened"]), "samples": 20}
+        found["predictions/confidence"] = line["predictions"]["confidence"]
         found["predictions/collapsed"] = len(line["predictions"]["collapsed"])
         for part in ("accuracy", "bytes", "seconds", "collaboration"):
             found |= {f"{part}/{key}": value for key, value in line[part].items() if value is not None}
