@@ -1,11 +1,12 @@
 """``fedtta serve``, ``register``, ``nodes``, ``revoke``, ``join`` and ``doctor``: a federation of real machines."""
 
 import fcntl
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,11 +28,16 @@ from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.resolve import names_in
 
+if TYPE_CHECKING:
+    from fedtta_flwr.nodes import Node
+    from fedtta_flwr.runs import Run
+
 app = typer.Typer()
 
 Control = Annotated[str, typer.Option(help="HOST:PORT of the server's Control API")]
 CaFile = Annotated[Path | None, typer.Option(help="ca.crt of the federation")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, no authentication: on a bench only")]
+Json = Annotated[bool, typer.Option("--json", help="as a JSON array, for other programs")]
 LOCAL_CONTROL = f"127.0.0.1:{CONTROL_PORT}"
 
 
@@ -98,13 +104,18 @@ def register(
 
 
 @app.command()
-def nodes(control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False) -> None:
+def nodes(
+    control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
     """Show which devices may join, and which have."""
     from fedtta_flwr.control import words
     from fedtta_flwr.nodes import list_nodes
 
     where = control_address(control, ca, insecure)
     found = list_nodes(*where)
+    if as_json:
+        print_json(found)
+        return
     if not found:
         _say(f"no devices registered; fedtta register KEY.pub --name NAME {words(*where)}")
     for node in found:
@@ -208,6 +219,11 @@ def doctor(
         failed |= finding.level == "FAIL"
     if failed:
         raise typer.Exit(1)
+
+
+def print_json(rows: "Iterable[Node | Run]") -> None:
+    """Print what is listed for other programs; ids as texts, since many a reader of JSON rounds numbers of 64 bits."""
+    typer.echo(json.dumps([{key: str(value) for key, value in row._asdict().items()} for row in rows], indent=1))
 
 
 def control_address(control: str, ca: Path | None, insecure: bool) -> tuple[str, Path | None]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedtta_flwr.cli_deploy import LOCAL_CONTROL, CaFile, Control, Insecure, control_address
+from fedtta_flwr.cli_deploy import LOCAL_CONTROL, CaFile, Control, Insecure, Json, control_address, print_json
 
 app = typer.Typer()
 
@@ -14,13 +14,18 @@ RunId = Annotated[
 
 
 @app.command()
-def runs(control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False) -> None:
+def runs(
+    control: Control = LOCAL_CONTROL, ca: CaFile = None, insecure: Insecure = False, as_json: Json = False
+) -> None:
     """Show the runs of a server, and what has become of them."""
     from fedtta_flwr.control import control_api
     from fedtta_flwr.runs import list_runs
 
     with control_api(*control_address(control, ca, insecure)) as client:
         found = list_runs(client)
+        if as_json:
+            print_json(found)
+            return
         if not found:
             typer.echo(f"{control}: no runs so far")
         for run in found:

@@ -311,11 +311,11 @@ def test_a_revoked_device_is_out(federation: Federation) -> None:
     assert again.stderr.startswith(f"error: {federation.key('gate')}.pub: the server has this key already, or had it")
     listed = federation.fedtta("nodes", *where).stdout.splitlines()
     assert all(line[34:38].isdigit() for line in listed), listed  # the times stand in one column
-    assert {line.split()[0]: line.split()[1] for line in listed} == {
-        "cam-07": "online",
-        "cam-12": "online",
-        "gate": "unregistered",
-    }
+    expected = {"cam-07": "online", "cam-12": "online", "gate": "unregistered"}
+    assert {line.split()[0]: line.split()[1] for line in listed} == expected
+    told = json.loads(federation.fedtta("nodes", *where, "--json").stdout)
+    assert {node["name"]: node["status"] for node in told} == expected
+    assert [[node["since"], node["node_id"]] for node in told] == [line[34:].rsplit(maxsplit=1) for line in listed]
 
 
 def test_nobody_is_a_client_that_its_key_was_not_registered_for(federation: Federation) -> None:

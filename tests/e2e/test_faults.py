@@ -502,6 +502,7 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_whoever_watches(server: 
 def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) -> None:
     runs = ["fedtta", "runs", "--insecure", "--control", f"127.0.0.1:{server.ports['control']}"]
     assert subprocess.check_output(runs, env=server.env, text=True).endswith("no runs so far\n")
+    assert json.loads(subprocess.check_output([*runs, "--json"], env=server.env)) == []
     server.run()
     until(lambda: "flwr-serverapp" in server.log("run"), "the run does not begin: " + server.log("run"))
     server.processes["run"].send_signal(signal.SIGINT)
@@ -513,6 +514,12 @@ def test_whoever_stops_watching_can_watch_again_or_end_the_run(server: Fleet) ->
     until(lambda: "flwr-serverapp" in server.log("again"), "no log: " + server.log("again"))
     assert watch[2] in subprocess.check_output(runs, env=server.env, text=True)
     assert "running" in subprocess.check_output(runs, env=server.env, text=True)
+    (told,) = json.loads(subprocess.check_output([*runs, "--json"], env=server.env))
+    assert (told["run_id"], told["status"], set(told)) == (
+        watch[2],
+        "running",
+        {"run_id", "status", "since", "details"},
+    )
     subprocess.run(end, env=server.env, check=True)
     assert server.processes["again"].wait(timeout=SLOW) == 2
     assert f"error: run {watch[2]} ended as finished:stopped" in server.log("again")
