@@ -150,6 +150,9 @@ def join(
     state_dir_: Annotated[
         Path | None, typer.Option("--state-dir", help="where Flower keeps the app, and the clients their states")
     ] = None,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="seconds for a visit, which hangs then; 0: twice round-timeout, 600 at least")
+    ] = 0.0,
     runtime_port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 0,
     insecure: Insecure = False,
 ) -> None:
@@ -179,6 +182,7 @@ def join(
         checkpoint=checkpoint,
         predictions_dir=predictions_dir,
         state_dir=home / "clients",
+        give_up_after=give_up_after,
     )
     join_server(
         parse_address("SERVER", server, FLEET_PORT),

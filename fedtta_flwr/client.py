@@ -4,8 +4,10 @@ Between visits a client's state lives in the node's `Memory`, so that any proces
 only what belongs to no client: the networks, the data and the shared noise (`Workbench`).
 """
 
+import math
 import time
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from logging import WARNING
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from fedtta_flwr.errors import ConfigError, FedTTAError, few, in_words
 from fedtta_flwr.ftta import visit_stream
 from fedtta_flwr.memory import ONE_PROCESS, Memory, state_folder
 from fedtta_flwr.plugins import ON_DEVICES, device_code, log_once, plugin_code
+from fedtta_flwr.processes import given_up_after
 from fedtta_flwr.records import (
     BINS,
     DESCRIPTOR,
@@ -43,6 +46,8 @@ from fedtta_flwr.workbench import Workbench, workbench
 if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
+GIVE_UP_AFTER = "give-up-after"  # in a node config: seconds
+SHORTEST_PATIENCE = 600.0  # seconds, where the node config says nothing: a first visit may have data to prepare
 #: keys of the run config that may name code of the user's own, which a device has to allow
 IMPORTED = ("strategy", *ON_DEVICES)
 
@@ -50,34 +55,38 @@ IMPORTED = ("strategy", *ON_DEVICES)
 def hello(message: Message, context: Context) -> Message:
     """Answer who is hosted here, how long their streams are, and which code answers."""
     try:
-        # A device that this run does not need may lack its data, its source model, or leave to import its methods.
-        lenient = {key: value for key, value in context.run_config.items() if key not in IMPORTED}
-        names = hosted_clients(RunConfig.from_flat(lenient), context)
-        others = sorted(set(_own_names(context)) - set(names))
-        bench = workbench(context) if names else None
-        if bench and "clients" in context.node_config:  # its files may be others than the server's, which has looked
-            bench.check()
-        slots, faults = _lengths(bench, names) if bench else ({}, {})
-        record = ConfigRecord(
-            {
-                "clients": list(slots),
-                "others": others,
-                "failed": list(faults),
-                "failures": list(map(sendable, faults.values())),
-                "slots": list(slots.values()),
-                "classes": bench.classes if bench else 0,
-                "model": bench.fingerprint if bench else "",
-                "data": bench.dealt if bench else "",
-                "code": code_fingerprint(),
-                "plugins": device_code(bench.config) if bench else [],
-                "config": RunConfig.from_flat(context.run_config).fingerprint() if names else "",
-            }
-        )
+        with patience(message, context):
+            return Message(RecordDict({"hello": _hello(context)}), reply_to=message)
     except FedTTAError as error:
         return error_reply(message, str(error))
     except PermissionError as error:
         return error_reply(message, f"{in_words(error)}; give the node's user the right to enter and read it")
-    return Message(RecordDict({"hello": record}), reply_to=message)
+
+
+def _hello(context: Context) -> ConfigRecord:
+    # A device that this run does not need may lack its data, its source model, or leave to import its methods.
+    lenient = {key: value for key, value in context.run_config.items() if key not in IMPORTED}
+    names = hosted_clients(RunConfig.from_flat(lenient), context)
+    others = sorted(set(_own_names(context)) - set(names))
+    bench = workbench(context) if names else None
+    if bench and "clients" in context.node_config:  # its files may be others than the server's, which has looked
+        bench.check()
+    slots, faults = _lengths(bench, names) if bench else ({}, {})
+    return ConfigRecord(
+        {
+            "clients": list(slots),
+            "others": others,
+            "failed": list(faults),
+            "failures": list(map(sendable, faults.values())),
+            "slots": list(slots.values()),
+            "classes": bench.classes if bench else 0,
+            "model": bench.fingerprint if bench else "",
+            "data": bench.dealt if bench else "",
+            "code": code_fingerprint(),
+            "plugins": device_code(bench.config) if bench else [],
+            "config": RunConfig.from_flat(context.run_config).fingerprint() if names else "",
+        }
+    )
 
 
 def _lengths(bench: "Workbench | HeadBench", names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, str]]:
@@ -103,19 +112,43 @@ def _lengths(bench: "Workbench | HeadBench", names: tuple[str, ...]) -> tuple[di
 
 def visit(message: Message, context: Context) -> Message:
     """Serve one message: every client in it receives, predicts, adapts and describes."""
-    started = time.time()
     try:
-        bench = workbench(context)
-        request = message.content.config_records[INFO]
-        folder = state_folder(bench.config, context, str(request["run"]))
-        memory = Memory(context.state, folder, restarts=ONE_PROCESS not in context.node_config)
-        reply = _visit_all(bench, request, arrays_of(message.content, STATE), memory)
+        with patience(message, context):
+            return Message(_visit(message, context), reply_to=message)
     except FedTTAError as error:
         return error_reply(message, str(error))
+
+
+def _visit(message: Message, context: Context) -> RecordDict:
+    started = time.time()
+    bench = workbench(context)
+    request = message.content.config_records[INFO]
+    folder = state_folder(bench.config, context, str(request["run"]))
+    memory = Memory(context.state, folder, restarts=ONE_PROCESS not in context.node_config)
+    reply = _visit_all(bench, request, arrays_of(message.content, STATE), memory)
     about = reply.config_records[INFO]
     about["peak-memory"], about["peak-cuda"] = peak_memory(), peak_cuda()
     about["started"], about["ended"] = started, time.time()
-    return Message(reply, reply_to=message)
+    return reply
+
+
+def patience(message: Message, context: Context) -> AbstractContextManager[None]:
+    """Return what ends this process if a device's answer takes too long, that is, if something hangs.
+
+    A camera, or a folder of another machine's, may never answer, and then nor would the device: its process would live.
+    The next message has a new one. In a simulation a process serves many, and has nothing that hangs.
+    """
+    if "clients" not in context.node_config or ONE_PROCESS in context.node_config:
+        return nullcontext()
+    named = context.node_config.get(GIVE_UP_AFTER, 0)
+    try:
+        seconds = float(named)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ConfigError(f"node-config {GIVE_UP_AFTER} = {named!r}: allowed: seconds, or 0 to leave it to the run")
+    seconds = seconds or max(SHORTEST_PATIENCE, 2 * message.metadata.ttl)
+    return given_up_after(seconds, f"the answer to {message.metadata.message_type}")
 
 
 def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:

@@ -179,13 +179,18 @@ def node_config(
     checkpoint: Path | None = None,
     predictions_dir: Path | None = None,
     state_dir: Path | None = None,
+    give_up_after: float = 0.0,
 ) -> dict[str, str]:
-    """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are."""
+    """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are.
+
+    And after how many seconds a visit of its is given up, where that is not left to the run.
+    """
     paths = {"data-dir": data_dir, "checkpoint": checkpoint, "predictions-dir": predictions_dir, "state-dir": state_dir}
     settings = {
         "clients": ",".join(names_in(clients)),
         "stream": stream,
         "device": device,
+        "give-up-after": str(give_up_after) if give_up_after else "",
     }
     settings |= {key: str(expanded(f"--{key}", path).absolute()) for key, path in paths.items() if path is not None}
     if not settings["clients"]:

@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
 from fedtta_flwr.errors import FedTTAError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+GENTLY_SECONDS = 15.0  # for a process that gives itself up, to say so to others
 
 
 def is_of_a_signal(error: BaseException) -> bool:
@@ -54,6 +56,29 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     """Have this process get a signal when its parent ends, even if that is killed; a `preexec_fn`. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+@contextmanager
+def given_up_after(seconds: float, what: str) -> Iterator[None]:
+    """End this process, gently if that can be, where what is done meanwhile takes longer.
+
+    What hangs may be no Python (a driver, a mount): no exception would reach it.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        if done.wait(min(seconds, threading.TIMEOUT_MAX)):
+            return
+        print(f"{what} has taken {seconds:g} s and is given up", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GENTLY_SECONDS)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

@@ -211,6 +211,7 @@ def test_what_a_device_says_about_itself(monkeypatch: pytest.MonkeyPatch, tmp_pa
         device="cuda:1",
         checkpoint=Path("m.safetensors"),
         predictions_dir=Path("~/out"),
+        give_up_after=90.5,
     )
     assert full == {
         "clients": "a",
@@ -219,6 +220,7 @@ def test_what_a_device_says_about_itself(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "device": "cuda:1",
         "checkpoint": str(tmp_path / "m.safetensors"),
         "predictions-dir": str(Path.home() / "out"),
+        "give-up-after": "90.5",
     }
     with pytest.raises(ConfigError, match="--client"):
         deploy.node_config(clients=" ,")

@@ -1,19 +1,24 @@
 """What a deployed node says of itself: where its data and its processor are."""
 
 import shutil
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 
+from fedtta_flwr import client
 from fedtta_flwr.config import RunConfig
 from fedtta_flwr.deploy import node_config
 from fedtta_flwr.errors import ConfigError, FedTTAError
+from fedtta_flwr.local_grid import LocalGrid
 from fedtta_flwr.models.source import embedded_checkpoint, load_source
+from fedtta_flwr.records import error_of
 from fedtta_flwr.workbench import NODE_KEYS, fingerprint_of, local_config, workbench
 
 LIVE = {"dataset": "live", "classes": 10, "rounds": 2, "num-clients": 2, "spatial-heterogeneity": 1.0, "batch-size": 4}
@@ -47,6 +52,47 @@ ARRAYS: dict[str, Any] = {
     "classes": 10,
     "checkpoint": str(embedded_checkpoint()),
 }
+
+
+ONE = {"num-clients": 1, "spatial-heterogeneity": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("node", "ttl", "seconds"),
+    [
+        ({"clients": "a"}, 3600.0, 7200.0),
+        ({"clients": "a"}, 20.0, 600.0),
+        ({"clients": "a", "give-up-after": 0}, 3600.0, 7200.0),
+        ({"clients": "a", "give-up-after": 30}, 3600.0, 30.0),
+        ({"clients": "a", "give-up-after": "45.5"}, 20.0, 45.5),
+        ({"clients": "a", "one-process": True}, 20.0, None),
+        ({"partition-id": 0, "num-partitions": 1}, 20.0, None),
+    ],
+)
+def test_a_devices_answer_is_given_up(
+    node: dict[str, Any], ttl: float, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LocalGrid(ClientApp(), {}, 1)  # a message may be made only where a grid is
+    asked: list[tuple[float, str]] = []
+
+    def note(*limit: Any) -> AbstractContextManager[None]:
+        asked.append(limit)
+        return nullcontext()
+
+    monkeypatch.setattr(client, "given_up_after", note)
+    for kind, answer in (("query.hello", client.hello), ("train.visit", client.visit)):
+        with suppress(KeyError):  # there is nothing in the message
+            answer(Message(RecordDict(), 2, kind, ttl=ttl), context(ONE, node))
+        assert asked == ([] if seconds is None else [(seconds, f"the answer to {kind}")])
+        asked.clear()
+
+
+@pytest.mark.parametrize("named", [-1, "soon", "nan"])
+def test_a_patience_that_is_none(named: object) -> None:
+    LocalGrid(ClientApp(), {}, 1)
+    where = context(ONE, {"clients": "a", "give-up-after": named})
+    reply = client.hello(Message(RecordDict(), 2, "query.hello"), where)
+    assert error_of(reply) == f"node-config give-up-after = {named!r}: allowed: seconds, or 0 to leave it to the run"
 
 
 def test_every_node_has_its_own_data(folders: list[str]) -> None:

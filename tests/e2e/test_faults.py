@@ -110,10 +110,10 @@ class Fleet:
         self.start("server", *command)
         until(lambda: self.log("server").count("Application startup complete") > before, "no server")
 
-    def join(self, client: str) -> None:
+    def join(self, client: str, *more: str) -> None:
         """Start a device that hosts one client."""
         command = ["fedtta", "join", f"{self.address}:{self.ports['fleet']}", "--insecure", "--client", client]
-        command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}")]
+        command += ["--stream", "held_streams:stream", "--state-dir", str(self.folder / f"state-{client}"), *more]
         self.start(client, *command)
 
     def run(self, *more: str, slots: int = 3, timeout: float = 40.0) -> None:
@@ -380,6 +380,19 @@ def test_a_visit_that_is_ended_costs_its_round_alone(fleet: Fleet) -> None:
     gone = missed(fleet)
     assert gone == {2: [VICTIM]}
     assert "ClientApp stopped responding" in fleet.log("run")
+    same(fleet.folder / "run", alone(fleet.folder, unreached=gone))
+
+
+def test_a_visit_that_hangs_is_given_up(fleet: Fleet) -> None:
+    fleet.kill(VICTIM)
+    fleet.join(VICTIM, "--give-up-after", "20")
+    let_go = fleet.hold(VICTIM, slot=1)
+    fleet.run(timeout=SLOW)
+    until(lambda: "has taken 20 s and is given up" in fleet.log(VICTIM), "it hangs: " + fleet.log(VICTIM))
+    let_go()
+    assert fleet.ended() == 0, fleet.log("run")
+    gone = missed(fleet)
+    assert gone == {2: [VICTIM]}
     same(fleet.folder / "run", alone(fleet.folder, unreached=gone))
 
 
