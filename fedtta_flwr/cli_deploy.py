@@ -151,7 +151,8 @@ def join(
         Path | None, typer.Option("--state-dir", help="where Flower keeps the app, and the clients their states")
     ] = None,
     give_up_after: Annotated[
-        float, typer.Option(min=0, help="seconds for a visit, which hangs then; 0: twice round-timeout, 600 at least")
+        float,
+        typer.Option(min=0, help="seconds after which a visit hangs, and is ended; 0: round-timeout, 600 at least"),
     ] = 0.0,
     runtime_port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 0,
     insecure: Insecure = False,

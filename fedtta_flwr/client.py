@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fedtta_flwr.tgfl import HeadBench
 
 GIVE_UP_AFTER = "give-up-after"  # in a node config: seconds
-SHORTEST_PATIENCE = 600.0  # seconds, where the node config says nothing: a first visit may have data to prepare
+SHORTEST_PATIENCE = 600.0  # seconds, where the node config says nothing: the first answer may have data to prepare
 #: keys of the run config that may name code of the user's own, which a device has to allow
 IMPORTED = ("strategy", *ON_DEVICES)
 
@@ -55,7 +55,7 @@ IMPORTED = ("strategy", *ON_DEVICES)
 def hello(message: Message, context: Context) -> Message:
     """Answer who is hosted here, how long their streams are, and which code answers."""
     try:
-        with patience(message, context):
+        with patience(context, "hello"):
             return Message(RecordDict({"hello": _hello(context)}), reply_to=message)
     except FedTTAError as error:
         return error_reply(message, str(error))
@@ -113,7 +113,7 @@ def _lengths(bench: "Workbench | HeadBench", names: tuple[str, ...]) -> tuple[di
 def visit(message: Message, context: Context) -> Message:
     """Serve one message: every client in it receives, predicts, adapts and describes."""
     try:
-        with patience(message, context):
+        with patience(context, "a visit"):
             return Message(_visit(message, context), reply_to=message)
     except FedTTAError as error:
         return error_reply(message, str(error))
@@ -132,11 +132,11 @@ def _visit(message: Message, context: Context) -> RecordDict:
     return reply
 
 
-def patience(message: Message, context: Context) -> AbstractContextManager[None]:
-    """Return what ends this process if a device's answer takes too long, that is, if something hangs.
+def patience(context: Context, what: str) -> AbstractContextManager[None]:
+    """Return what ends this process if a device's answer takes longer than anybody waits for it.
 
-    A camera, or a folder of another machine's, may never answer, and then nor would the device: its process would live.
-    The next message has a new one. In a simulation a process serves many, and has nothing that hangs.
+    A camera, or a folder of another machine's, may hang, and then so would the device for good: the next message, which
+    has a process of its own, waits for this one. In a simulation a process serves many clients, and is the run's.
     """
     if "clients" not in context.node_config or ONE_PROCESS in context.node_config:
         return nullcontext()
@@ -147,8 +147,8 @@ def patience(message: Message, context: Context) -> AbstractContextManager[None]
         seconds = math.nan
     if not seconds >= 0:
         raise ConfigError(f"node-config {GIVE_UP_AFTER} = {named!r}: allowed: seconds, or 0 to leave it to the run")
-    seconds = seconds or max(SHORTEST_PATIENCE, 2 * message.metadata.ttl)
-    return given_up_after(seconds, f"the answer to {message.metadata.message_type}")
+    waited = float(context.run_config.get("round-timeout", RunConfig().round_timeout))
+    return given_up_after(seconds or max(SHORTEST_PATIENCE, waited), what)
 
 
 def hosted_clients(config: RunConfig, context: Context) -> tuple[str, ...]:

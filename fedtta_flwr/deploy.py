@@ -183,8 +183,15 @@ def node_config(
 ) -> dict[str, str]:
     """Return what a device says of itself: whom it hosts, where its data, processor, source model and states are.
 
-    And after how many seconds a visit of its is given up, where that is not left to the run.
+    And after how many seconds its visits are given up, where that is not left to the run.
+
+    Raises
+    ------
+    ConfigError
+        If there is no client, or that is no number of seconds.
     """
+    if not give_up_after >= 0:
+        raise ConfigError(f"--give-up-after {give_up_after}: allowed: seconds, or 0 to leave it to the run")
     paths = {"data-dir": data_dir, "checkpoint": checkpoint, "predictions-dir": predictions_dir, "state-dir": state_dir}
     settings = {
         "clients": ",".join(names_in(clients)),

@@ -69,7 +69,7 @@ def visit_stream(
         result.domains.append(stream.domains[current])
         result.samples += len(x)
         outputs = _outputs(bench, x, scored=() if y is None else bench.scores)
-        result.is_sure(outputs["tta"])
+        result.enter_confidence(outputs["tta"])
         sums = {key: collapse.predicted(of_one, outputs[key]) for key, of_one in sums.items()}
         if (share := collapse.largest_share(sums["tta"])) is not None:
             result.largest_share = max(result.largest_share, share)

@@ -1,6 +1,7 @@
 """How processes end: as a command, with their parent, and when they are told to."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from fedtta_flwr.errors import FedTTAError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GENTLY_SECONDS = 15.0  # for a process that gives itself up, to say so to others
+NEVER = 1e9  # seconds: more than waits can take
 
 
 def is_of_a_signal(error: BaseException) -> bool:
@@ -60,25 +62,27 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 @contextmanager
 def given_up_after(seconds: float, what: str) -> Iterator[None]:
-    """End this process, gently if that can be, where what is done meanwhile takes longer.
+    """End this process, gently if that can be, where what is done meanwhile takes longer; say where it hangs.
 
-    What hangs may be no Python (a driver, a mount): no exception would reach it.
+    That may be no Python (a driver, a mount), so that no exception would reach it, nor, holding the GIL, any thread.
     """
-    done = threading.Event()
+    done, limit = threading.Event(), min(seconds, NEVER)
 
     def watch() -> None:
-        if done.wait(min(seconds, threading.TIMEOUT_MAX)):
+        if done.wait(limit):
             return
-        print(f"{what} has taken {seconds:g} s and is given up", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk; and print would wait for a main thread that hangs while it prints
+            os.write(2, f"{what} has taken {seconds:g} s and is given up; where it hangs:\n".encode())
+        faulthandler.dump_traceback(2)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GENTLY_SECONDS)
-        os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
+    faulthandler.dump_traceback_later(limit + GENTLY_SECONDS, exit=True, file=2)
     try:
         yield
     finally:
         done.set()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

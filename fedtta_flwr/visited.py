@@ -22,7 +22,7 @@ class Visited:
     state: dict[str, Tensor] = field(default_factory=dict)
     descriptor: Tensor | None = None
     largest_share: float = NOT_KNOWN  # of one class in the predictions, at its worst
-    sure: list[Tensor] = field(default_factory=list)  # of each slot, see `is_sure`
+    sure: list[Tensor] = field(default_factory=list)  # of each slot, see `enter_confidence`
     memory: Remembered | None = None
     forgot: bool = False
     histogram: Tensor | None = None
@@ -35,7 +35,7 @@ class Visited:
         total, known = torch.stack(self.sure).sum(dim=0).tolist() if self.sure else (0.0, 0.0)
         return min(1.0, total / known) if known else NOT_KNOWN
 
-    def is_sure(self, logits: Tensor) -> None:
+    def enter_confidence(self, logits: Tensor) -> None:
         """Enter how sure logits [B, K] are: of their largest probabilities the sum, and of how many samples it is.
 
         A graphics card is not waited for. What is not finite predicts nothing.

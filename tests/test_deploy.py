@@ -224,6 +224,9 @@ def test_what_a_device_says_about_itself(monkeypatch: pytest.MonkeyPatch, tmp_pa
     }
     with pytest.raises(ConfigError, match="--client"):
         deploy.node_config(clients=" ,")
+    for seconds in (float("nan"), -1.0):
+        with pytest.raises(ConfigError, match=f"--give-up-after {seconds}: allowed: seconds, or 0"):
+            deploy.node_config(clients="a", give_up_after=seconds)
 
 
 @pytest.mark.parametrize("place", ["/a b", "/a'b", "/a\\b", "/a=b c=d", "/ü/😀", "/a.toml"])

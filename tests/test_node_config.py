@@ -58,11 +58,11 @@ ONE = {"num-clients": 1, "spatial-heterogeneity": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("node", "ttl", "seconds"),
+    ("node", "timeout", "seconds"),
     [
-        ({"clients": "a"}, 3600.0, 7200.0),
+        ({"clients": "a"}, 3600.0, 3600.0),
         ({"clients": "a"}, 20.0, 600.0),
-        ({"clients": "a", "give-up-after": 0}, 3600.0, 7200.0),
+        ({"clients": "a", "give-up-after": 0}, 3600.0, 3600.0),
         ({"clients": "a", "give-up-after": 30}, 3600.0, 30.0),
         ({"clients": "a", "give-up-after": "45.5"}, 20.0, 45.5),
         ({"clients": "a", "one-process": True}, 20.0, None),
@@ -70,9 +70,10 @@ ONE = {"num-clients": 1, "spatial-heterogeneity": 1.0}
     ],
 )
 def test_a_devices_answer_is_given_up(
-    node: dict[str, Any], ttl: float, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+    node: dict[str, Any], timeout: float, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalGrid(ClientApp(), {}, 1)  # a message may be made only where a grid is
+    where = context(ONE | {"round-timeout": timeout}, node)
     asked: list[tuple[float, str]] = []
 
     def note(*limit: Any) -> AbstractContextManager[None]:
@@ -80,10 +81,10 @@ def test_a_devices_answer_is_given_up(
         return nullcontext()
 
     monkeypatch.setattr(client, "given_up_after", note)
-    for kind, answer in (("query.hello", client.hello), ("train.visit", client.visit)):
+    for kind, answer, what in (("query.hello", client.hello, "hello"), ("train.visit", client.visit, "a visit")):
         with suppress(KeyError):  # there is nothing in the message
-            answer(Message(RecordDict(), 2, kind, ttl=ttl), context(ONE, node))
-        assert asked == ([] if seconds is None else [(seconds, f"the answer to {kind}")])
+            answer(Message(RecordDict(), 2, kind), where)
+        assert asked == ([] if seconds is None else [(seconds, what)])
         asked.clear()
 
 

@@ -1,8 +1,8 @@
 """How processes end; what a run does when it is told to is in e2e/test_interrupt.py."""
 
-import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -10,30 +10,42 @@ from fedtta_flwr.processes import given_up_after
 
 #: as Flower does: a signal is answered with a last word, by the main thread
 WORK = """
-import signal, sys, time
+import ctypes, signal, sys, time
 from fedtta_flwr import processes
 
 processes.GENTLY_SECONDS = 1.0
-signal.signal(signal.SIGTERM, {handler})
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("goodbye") or 7))
 with processes.given_up_after(0.2, "the answer"):
-    time.sleep(100)
+    {hang}
 """
 
 
 @pytest.mark.parametrize(
-    ("handler", "words"),
+    ("hang", "words"),
     [
-        ("lambda *_: sys.exit(print('goodbye') or 7)", "goodbye\n"),
-        ("signal.SIG_IGN", ""),  # or it hangs where no signal is heard
+        ("time.sleep(100)", "goodbye\n"),
+        ("ctypes.CDLL(None).sleep(100)", "goodbye\n"),  # which a signal cuts short
+        ("ctypes.PyDLL(None).sleep(100)", ""),  # nor any thread
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)", ""),
     ],
 )
-def test_what_hangs_is_given_up_gently_if_that_can_be(handler: str, words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WORK.format(handler=handler)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == (7 if words else 128 + signal.SIGTERM)
-    assert done.stdout == words
-    assert done.stderr == "the answer has taken 0.2 s and is given up\n"
+@pytest.mark.parametrize("log", ["pipe", "full"])
+def test_what_hangs_is_given_up_gently_if_that_can_be(hang: str, words: str, log: str) -> None:
+    began = time.monotonic()
+    with open("/dev/full" if log == "full" else "/dev/null", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", WORK.format(hang=hang)],
+            stdout=subprocess.PIPE, stderr=full if log == "full" else subprocess.PIPE, timeout=60,
+        )  # fmt: skip
+    assert time.monotonic() - began < 50
+    assert done.returncode == (7 if words else 1)
+    assert done.stdout.decode() == words
+    if log == "pipe":
+        assert 'File "<string>", line 8 in <module>' in done.stderr.decode()
+        threads = "PyDLL" not in hang
+        assert (
+            done.stderr.decode().startswith("the answer has taken 0.2 s and is given up; where it hangs:\n") == threads
+        )
 
 
 def test_what_is_done_in_time_is_not_given_up(capfd: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,8 @@ def run_figures(run: Run) -> list[Figure]:
     for score in run.scores():
         curves = {i: _thinned(*_curve(run, score, group)) for i, group in enumerate(groups)}
         figures += _over_time(f"time-{score}", f"{score} over time{by}", MICRO, names, curves, strip)
+    if len(groups) == 1 and len(run.clients) <= MOST_GROUPS:  # one client's change is not to be lost in a mean
+        groups, names, by = [[i] for i in range(len(run.clients))], run.clients, ", by client"
     curves = {i: _thinned(*_confidence(run, group)) for i, group in enumerate(groups)}
     figures += _over_time("time-confidence", f"Confidence over time{by}", CONFIDENCE, names, curves, strip)
     found = {i: _thinned(*_of_lines(run, key)) for i, key in enumerate(STRUCTURE)}

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedtta_flwr.config import SCORES
 from fedtta_flwr.reports.read import Run
-from fedtta_flwr.reports.tables import Table, number
+from fedtta_flwr.reports.tables import Table, number, signed
 from fedtta_flwr.reports.terminal import HEAD_TITLES
 
 METRICS = {
@@ -30,8 +30,9 @@ MAJOR_NOTE = (
     "classes are all equally frequent are left out."
 )
 SURE_NOTE = (
-    "A model is less sure of images that it does not know, so that without labels this tells where they have changed. "
-    "Methods that make the entropy of predictions small (Tent, say) make it larger whatever comes of the accuracy."
+    "How sure a model is depends on what it sees, so that a sudden change, up or down, tells without labels that the "
+    "images are others. It is no accuracy: methods that make the entropy of predictions small (Tent, say) make it "
+    "larger whatever comes of that."
 )
 MEAN = "mean of clients"
 MiB = 2**20
@@ -186,10 +187,16 @@ def _confidence(run: Run) -> Table:
     for client, column in [] if found is None else zip(run.clients, found.T, strict=True):
         known = np.flatnonzero(np.isfinite(column))
         if len(known):
-            lowest = known[column[known].argmin()]
-            numbers = (number(float(value), 3) for value in (column[known].mean(), column[known[-1]], column[lowest]))
-            rows.append([client, *numbers, str(run.timeline["rounds"][lowest])])  # type: ignore[index]
-    heads = ["client", "mean of the rounds", "latest", "lowest", "in round"]
+            there = column[known]
+            rows.append(
+                [client, *(number(float(value), 3) for value in (there.mean(), there.min(), there[-1])), "", ""]
+            )
+        if len(known) > 1:
+            change = np.diff(there)
+            largest = np.abs(change).argmax()
+            when = run.timeline["rounds"][known[largest + 1]]  # type: ignore[index]
+            rows[-1][-2:] = [signed(float(change[largest]), 3), str(when)]
+    heads = ["client", "mean of the rounds", "lowest", "latest", "largest change", "in round"]
     return Table("confidence", "Mean probability of what was predicted, by client", heads, rows, notes=[SURE_NOTE])
 
 

@@ -83,7 +83,7 @@ class Run:
     def confidence(self) -> NDArray[Any] | None:
         """Return the mean probability [R, N] of what clients predicted, NaN where unknown; None if nothing is known."""
         found = None if self.timeline is None else self.timeline.get("confidence")
-        return None if found is None or np.isnan(found).all() else found
+        return None if found is None or not np.isfinite(found).any() else found
 
     def groups(self) -> list[list[int]]:
         """Return the clients, as columns, that always saw the same corruption; one group if nothing is known.

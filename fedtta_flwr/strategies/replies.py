@@ -291,11 +291,13 @@ def _whole(number: object, most: int = 2**63 - 1) -> int:
 
 def _shares(clients: Sequence[str], info: ConfigRecord, key: str) -> dict[str, float]:
     """Return the shares of those whose share is known."""
-    found = dict(zip(clients, _list(info, key), strict=True))
-    for number in found.values():
-        if not isinstance(number, float) or not (0 <= number <= 1 or number == NOT_KNOWN):
-            raise ValueError(f"{number!r}, expected a share from 0 to 1, or -1")
-    return {client: _number(share) for client, share in found.items() if share != NOT_KNOWN}
+    found = {}
+    for client, share in zip(clients, _list(info, key), strict=True):
+        if not isinstance(share, float) or not (0 <= share <= 1 or share == NOT_KNOWN):
+            raise ValueError(f"{share!r}, expected a share from 0 to 1, or -1")
+        if share != NOT_KNOWN:
+            found[client] = share
+    return found
 
 
 def _number(number: object) -> float:

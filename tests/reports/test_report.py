@@ -285,10 +285,12 @@ def test_a_run_without_labels_shows_how_sure_its_clients_were(bench: Path, tmp_p
         found = file["confidence"]
     assert found.shape == (2, 4)
     for row, column in zip(rows, found.T.tolist(), strict=True):
-        assert [float(row[key]) for key in ("mean of the rounds", "latest", "lowest")] == [
-            pytest.approx(value, abs=0.0006) for value in (sum(column) / 2, column[1], min(column))
-        ]
-        assert row["in round"] == str(1 + column.index(min(column)))
+        change = column[1] - column[0]
+        assert row["largest change"][0] == ("+" if change > 0 else "−")  # noqa: RUF001
+        expected = (sum(column) / 2, min(column), column[1], abs(change))
+        numbers = [row[key].strip("+−") for key in list(row)[1:-1]]  # noqa: RUF001
+        assert [float(text) for text in numbers] == [pytest.approx(value, abs=0.0006) for value in expected]
+        assert row["in round"] == "2"
     text = page.read_text()
     assert text.index(">Results</h2>") < text.index("Mean probability of what was") < text.index(">Over time</h2>")
     assert (tmp_path / "out" / "time-confidence.pdf").exists()
