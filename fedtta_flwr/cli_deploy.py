@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -27,10 +27,6 @@ from fedtta_flwr.deploy import node_config as make_node_config
 from fedtta_flwr.errors import ConfigError
 from fedtta_flwr.paths import expanded
 from fedtta_flwr.resolve import names_in
-
-if TYPE_CHECKING:
-    from fedtta_flwr.nodes import Node
-    from fedtta_flwr.runs import Run
 
 app = typer.Typer()
 
@@ -226,7 +222,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def print_json(rows: "Iterable[Node | Run]") -> None:
+def print_json(rows: Iterable[NamedTuple]) -> None:
     """Print what is listed for other programs; ids as texts, since many a reader of JSON rounds numbers of 64 bits."""
     typer.echo(json.dumps([{key: str(value) for key, value in row._asdict().items()} for row in rows], indent=1))
 

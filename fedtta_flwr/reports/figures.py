@@ -113,7 +113,8 @@ def run_figures(run: Run) -> list[Figure]:
         figures += _over_time(f"time-{score}", f"{score} over time{by}", MICRO, names, curves, strip)
     if len(groups) == 1 and len(run.clients) <= MOST_GROUPS:  # one client's change is not to be lost in a mean
         groups, names, by = [[i] for i in range(len(run.clients))], run.clients, ", by client"
-    curves = {i: _thinned(*_confidence(run, group)) for i, group in enumerate(groups)}
+    rounds, sure = run.confidence()
+    curves = {i: _thinned(*_known_mean(rounds, sure[:, group])) for i, group in enumerate(groups)}
     figures += _over_time("time-confidence", f"Confidence over time{by}", CONFIDENCE, names, curves, strip)
     found = {i: _thinned(*_of_lines(run, key)) for i, key in enumerate(STRUCTURE)}
     names = list(STRUCTURE.values())
@@ -205,14 +206,11 @@ def _curve(run: Run, score: str, clients: Sequence[int]) -> Curve:
     return timeline["rounds"][known], 100 * correct[known] / seen[known]
 
 
-def _confidence(run: Run, clients: Sequence[int]) -> Curve:
-    """Return the mean confidence of some clients over the rounds, of those who are known."""
-    found = run.confidence()
-    if found is None:
-        return np.zeros(0), np.zeros(0)
-    of_clients = np.ma.masked_invalid(found[:, list(clients)]).mean(axis=1)
-    known = ~np.ma.getmaskarray(of_clients)
-    return run.timeline["rounds"][known], of_clients[known].data  # type: ignore[index]
+def _known_mean(rounds: NDArray[Any], values: NDArray[Any]) -> Curve:
+    """Return the mean of what is known of values [R, N], in the rounds in which anything is."""
+    known = np.isfinite(values)
+    there = known.any(axis=1)
+    return rounds[there], np.mean(values[there], axis=1, where=known[there])
 
 
 def _of_lines(run: Run, key: str) -> Curve:

@@ -183,19 +183,19 @@ def _major_and_minor(run: Run) -> Table:
 
 
 def _confidence(run: Run) -> Table:
-    found, rows = run.confidence(), list[list[str]]()
-    for client, column in [] if found is None else zip(run.clients, found.T, strict=True):
-        known = np.flatnonzero(np.isfinite(column))
-        if len(known):
-            there = column[known]
-            rows.append(
-                [client, *(number(float(value), 3) for value in (there.mean(), there.min(), there[-1])), "", ""]
-            )
-        if len(known) > 1:
-            change = np.diff(there)
-            largest = np.abs(change).argmax()
-            when = run.timeline["rounds"][known[largest + 1]]  # type: ignore[index]
-            rows[-1][-2:] = [signed(float(change[largest]), 3), str(when)]
+    rounds, found = run.confidence()
+    rows = list[list[str]]()
+    for client, column in zip(run.clients, found.T, strict=True):
+        known = np.isfinite(column)
+        if not known.any():
+            continue
+        there, change = column[known], np.diff(column[known])
+        numbers = [number(float(value), 3) for value in (there.mean(), there.min(), there[-1])]
+        largest = ["", ""]
+        if len(change):
+            at = np.abs(change).argmax()
+            largest = [signed(float(change[at]), 3), str(rounds[known][at + 1])]
+        rows.append([client, *numbers, *largest])
     heads = ["client", "mean of the rounds", "lowest", "latest", "largest change", "in round"]
     return Table("confidence", "Mean probability of what was predicted, by client", heads, rows, notes=[SURE_NOTE])
 

@@ -80,10 +80,14 @@ class Run:
         """Read collaboration.npz, which may be large; None where it cannot be read, which `faults` names."""
         return read_arrays(self.path / "collaboration.npz", collaboration_fault, len(self.clients), [])
 
-    def confidence(self) -> NDArray[Any] | None:
-        """Return the mean probability [R, N] of what clients predicted, NaN where unknown; None if nothing is known."""
-        found = None if self.timeline is None else self.timeline.get("confidence")
-        return None if found is None or not np.isfinite(found).any() else found
+    def confidence(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return rounds [R] and the mean probability [R, N] of what clients predicted, NaN where it is not known.
+
+        No rounds of a run that is older than it, or whose timeline cannot be read.
+        """
+        if self.timeline is None or "confidence" not in self.timeline:
+            return np.zeros(0), np.zeros((0, len(self.clients)))
+        return self.timeline["rounds"], self.timeline["confidence"]
 
     def groups(self) -> list[list[int]]:
         """Return the clients, as columns, that always saw the same corruption; one group if nothing is known.

@@ -144,7 +144,7 @@ class RunDirectory:
             "undone": dict(sorted(round_.undone.items())),
             "clipped": list(round_.clipped),
             "predictions": {
-                "confidence": fmean(round_.confidence.values()) if round_.confidence else None,
+                "confidence": round_.mean_confidence,
                 "largest_share": fmean(round_.largest_share.values()) if round_.largest_share else None,
                 "collapsed": list(round_.collapsed),
             },

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from logging import WARNING
 from pathlib import Path
-from statistics import fmean
 
 from flwr.common.logger import log
 from rich import box
@@ -77,8 +76,8 @@ class Terminal:
             self._latest = f"{len(round_.clients)} of {self._clients} clients, {round_.samples:,} samples"
             if round_.loss is not None:
                 self._latest += f", training loss {round_.loss:.4g}"
-            if round_.confidence:
-                self._latest += f", confidence {fmean(round_.confidence.values()):.2f}"
+            if round_.mean_confidence is not None:
+                self._latest += f", confidence {round_.mean_confidence:.2f}"
             if shares := round_.largest_share.values():
                 self._latest += f", one class at most {max(shares):.0%}"
         in_vain = [client for client, steps in round_.undone.items() if steps == round_.steps[client]]

@@ -108,6 +108,11 @@ class Round:
         return fmean(self.losses.values()) if self.losses else None
 
     @property
+    def mean_confidence(self) -> float | None:
+        """Mean confidence of the clients that predicted; None if nobody did."""
+        return fmean(self.confidence.values()) if self.confidence else None
+
+    @property
     def collapsed(self) -> tuple[str, ...]:
         """Clients that predict hardly anything but one class."""
         return tuple(sorted(client for client, share in self.largest_share.items() if share > COLLAPSED))

@@ -276,7 +276,7 @@ def test_a_run_without_labels_or_with_broken_files_has_a_report_too(bench: Path,
     assert {path.stem for path in (tmp_path / "out" / "tables").iterdir()} == {"costs"}
 
 
-def test_a_run_without_labels_shows_how_sure_its_clients_were(bench: Path, tmp_path: Path) -> None:
+def test_a_run_without_labels_shows_how_sure_its_clients_were(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run_local(TINY | {"scores": "", "aggregate-every": 2, "output-dir": str(path)}, nodes=1)
     page, _ = write_report(path, tmp_path / "out")
